@@ -79,14 +79,8 @@ wheels: ## Fetch what `make image TARGET=cpu BUILD_ARGS="--network none"` instal
 bench-containers: ## Time and size of the image, cold and warm, and the time to the first step
 	compose/bench.sh
 
-bench-growth: .venv/dev ## CPU, messages and bytes of a step for 1 to 16 workers, and the rates that mode=plan uses
-	$(BIN)/python -m bench.growth $(ARGS)
-
 bench-tasks: .venv/dev ## What the launcher costs with up to 1,000 tasks, for which stand-ins answer
 	$(BIN)/python -m bench.many_tasks $(ARGS)
-
-bench-scaling: .venv/dev ## What mode=plan expects of published clusters, and of up to 4,096 workers; nothing trains
-	$(BIN)/python -m bench.scaling
 
 bench-input: .venv/dev ## Share of a step that waits for data, for each available data set
 	$(BIN)/python -m bench.input $(ARGS)
@@ -152,6 +146,6 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
 	@touch $@
 
-.PHONY: help train test test-fast test-rest test-all chaos soak bench bench-quick bench-growth bench-tasks bench-scaling \
+.PHONY: help train test test-fast test-rest test-all chaos soak bench bench-quick bench-tasks \
   bench-input bench-links image cluster-up cluster-start cluster-ps cluster-logs cluster-down cluster-tensorboard wheels \
   bench-containers docs check format lock clean

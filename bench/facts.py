@@ -14,6 +14,8 @@ import psutil
 from bench.contestants import ROOT
 from trainer.observe.machine import this_machine
 
+RESULTS = Path(__file__).parent / "results"
+
 
 def of_machine() -> dict[str, Any]:
     """Cores, processor, versions, date and load."""

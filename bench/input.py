@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.growth import RESULTS, machine
+from bench.facts import RESULTS, of_machine
 from bench.steady import RunError, steady_run
 from trainer.workload.data import Examples
 from trainer.workload.data.idx import mnist_10k
@@ -64,7 +64,7 @@ def main() -> int:
     quick = arguments.parse_args().quick
     samples = 2 if quick else SAMPLES
     shares, left_out = [], []
-    before = machine()
+    before = of_machine()
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as directory:
         for case in cases(Path(directory)):
             try:

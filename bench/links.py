@@ -4,7 +4,7 @@
 
 writes bench/results/links.md and links.json. The namespaces hang on a bridge within a namespace of this process; each
 cable carries so much either way. All of it belongs to processes that end with this one, so nothing is left, whatever
-ends it. Beside each step stands what `mode=plan plan.link_gbps=...` expects.
+ends it. Beside each step stands what its bytes take at least.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import processes
-from bench.growth import RESULTS, machine, planned
+from bench.facts import RESULTS, of_machine
 from bench.steady import ALONE, START_SECS, RunError
 from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
+from trainer.launch.describe import describe
 from trainer.launch.processes import isolation
+from trainer.observe.machine import this_machine
 from trainer.observe.peers import read_status
+from trainer.plan import traffic
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
-from trainer.plan.forecast import step_time
+from trainer.plan.description import Question
+from trainer.plan.make import make_plan
+from trainer.plan.plan import Plan
 
 PORT, SUBNET, BRIDGE = 2222, "10.213.79", "bridge0"
 RATES = {"1gbit": 1.0, "100mbit": 0.1}  # as tc writes them: gigabits per second
@@ -52,7 +58,7 @@ class LinkRow(NamedTuple):
     cluster: str
     variant: str
     step_ms: float
-    expected_ms: float | None  # by mode=plan; none where it does not know the variant
+    least_ms: float  # that the bytes of a step take, if both directions of the fullest link are in use at once
 
 
 def main() -> int:
@@ -65,7 +71,7 @@ def main() -> int:
         print(f"bench-links makes network namespaces, and that needs {needs}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    facts = machine()
+    facts = of_machine()
     try:
         isolation.enter()
         make_bridge()
@@ -126,7 +132,7 @@ def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> 
         LinkError: if the network cannot be made.
     """
     options = [*WORKLOAD, f"cluster={cluster}", *overrides]
-    plan, workload = planned([*options, f"plan.link_gbps={RATES[link]}"], EXAMPLES)
+    plan = planned(options)
     names = [task.name for task in plan.tasks]
     addresses = {name: f"{SUBNET}.{number}" for number, name in enumerate(names, start=1)}
     listed = ",".join(
@@ -144,8 +150,20 @@ def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> 
             log = stack.enter_context(Path(directory, f"{job}-{index}.log").open("wb"))
             tasks.append(stack.enter_context(running(["nsenter", f"--net={namespace}", sys.executable, *command], log)))
         secs = step_secs(tasks, f"{addresses['worker:0']}:{PORT + CONTROL_PORT_OFFSET}", Path(directory))
-    expected = 1000 * step_time.parts_of(plan, workload).total if not overrides else None
-    return LinkRow(link, cluster, variant, 1000 * secs, expected)
+    return LinkRow(link, cluster, variant, 1000 * secs, least_ms(plan, link))
+
+
+def planned(overrides: Sequence[str]) -> Plan:
+    """Returns the plan of a run with EXAMPLES for each replica, of tasks that each have a machine."""
+    config = load([*overrides, "train.batch_size=16"], lambda config: [])
+    config.train.batch_size = EXAMPLES * config.cluster.worker
+    description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
+    plan = make_plan(config, description, this_machine())
+    return replace(plan, wire="float32") if plan.wire_format.is_shared else plan
+
+
+def least_ms(plan: Plan, link: str) -> float:
+    return 1000 * 8 * traffic.narrowest(plan)[1] / (RATES[link] * 1e9)
 
 
 def step_secs(tasks: Sequence[subprocess.Popen[bytes]], chief: str, logs: Path) -> float:
@@ -237,10 +255,10 @@ def page(results: dict[str, Any]) -> str:
         "",
         f"{facts['cpu']}, {facts['cores']} cores shared by all tasks, TensorFlow {facts['tensorflow']}, "
         f"{facts['date']}. The CNN with {EXAMPLES} examples a replica; every task in a network of its own, whose cable "
-        "carries so much each way. Expected: by mode=plan with plan.link_gbps, which thinks every task on a machine of "
-        "its own.",
+        "carries so much each way. At least: what the bytes of the fullest link take, if parameters and gradients "
+        "travel at the same time.",
         "",
-        "| link | cluster | wire | ms a step | expected |",
+        "| link | cluster | wire | ms a step | at least |",
         "|---|---|---|---|---|",
         *map(line, results["rows"]),
         *(["", *results["left_out"]] if results["left_out"] else []),
@@ -249,8 +267,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    expected = "" if row["expected_ms"] is None else f"{row['expected_ms']:.0f}"
-    return f"| {row['link']} | {row['cluster']} | {row['variant']} | {row['step_ms']:.0f} | {expected} |"
+    return f"| {row['link']} | {row['cluster']} | {row['variant']} | {row['step_ms']:.0f} | {row['least_ms']:.0f} |"
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.facts import cpu_model
-from trainer.commands.plan import make
 from trainer.config.compose import load
 from trainer.launch.attempts import Starter
 from trainer.launch.messages import Exited, Started, TaskEvent
+from trainer.launch.planning import make
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor

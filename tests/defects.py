@@ -94,7 +94,12 @@ DEFECTS = (
         "max(1, len(device.replicas)) * train.accumulate",
         "max(1, len(device.replicas))",
     ),
-    Defect("a backward pass is as long as a forward pass", "plan/forecast/costs.py", "BACKWARD = 2 ", "BACKWARD = 1 "),
+    Defect(
+        "a step is said to take half as long as its bytes do",
+        "plan/page.py",
+        "least_ms = 1000 * 8 * each_way",
+        "least_ms = 1000 * 4 * each_way",
+    ),
     Defect(
         "a quorum of all is refused",
         "plan/checks/strategy.py",

@@ -15,7 +15,7 @@ from runs import LONGEST_SECS, wait_until
 from bench import links
 
 TOOLS = ("ip", "tc", "unshare", "nsenter")
-ROW = {"link": "1gbit", "cluster": "1ps2w", "variant": "float32", "step_ms": 363.6, "expected_ms": 397.4}
+ROW = {"link": "1gbit", "cluster": "1ps2w", "variant": "float32", "step_ms": 363.6, "least_ms": 197.4}
 MACHINE = {"cpu": "a processor", "cores": 2, "tensorflow": "2.21.0", "date": "2026-01-31"}
 
 
@@ -41,13 +41,13 @@ def test_a_variant_with_an_unknown_key_is_reported():
 
 
 def test_the_table_has_a_line_for_every_run_and_every_omission():
-    other = {**ROW, "variant": "bfloat16", "expected_ms": None}
+    other = {**ROW, "variant": "bfloat16", "least_ms": 98.7}
     page = links.page({"machine": MACHINE, "rows": [ROW, other], "left_out": ["fast is left out: it is not there"]})
     assert page.splitlines()[4:] == [
-        "| link | cluster | wire | ms a step | expected |",
+        "| link | cluster | wire | ms a step | at least |",
         "|---|---|---|---|---|",
-        "| 1gbit | 1ps2w | float32 | 364 | 397 |",
-        "| 1gbit | 1ps2w | bfloat16 | 364 |  |",
+        "| 1gbit | 1ps2w | float32 | 364 | 197 |",
+        "| 1gbit | 1ps2w | bfloat16 | 364 | 99 |",
         "",
         "fast is left out: it is not there",
     ]

@@ -180,6 +180,7 @@ OVERRIDES = [
     ("+hydra.callbacks.x={_target_:os.system}", "names code to import"),
     ("train.steps=1,2", "has several values give one, e.g. train.steps=1, or add --multirun"),
     ("optimizer.learning_rate=0,001", "give one, e.g. optimizer.learning_rate=0.001"),
+    ("plan.link_gbps=1", "plan.link_gbps is no longer a key leave it out"),
     ("train.steps=10,000", "give one, e.g. train.steps=10000"),
     ("plan", "plan: is not key=value mode=plan"),
     ("2ps4w", "2ps4w: is not key=value cluster=2ps4w"),

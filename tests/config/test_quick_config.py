@@ -24,13 +24,19 @@ VALID = [
     ["strategy=backup", "strategy.quorum=3", "optimizer=momentum", "optimizer.learning_rate=1e-3"],
     ["model=mlp", "model.options.depth=4", "data=npz", "data.options.path=x.npz", "optimizer.schedule.name=cosine"],
     ["checkpoint.every=${summary.every}", "train.accumulate=2", "optimizer.clip_norm=0.5", "run=runs/mine"],
-    ["plan.example_ms=4", "strategy=async", "++strategy.max_staleness=4", "model=resnet20", "train.precision=float32"],
+    [
+        "evaluate.patience=4",
+        "strategy=async",
+        "++strategy.max_staleness=4",
+        "model=resnet20",
+        "train.precision=float32",
+    ],
 ]
 WRONG = [
     ["cluster=w4", "train.stepz=3"],
     ["strategy.quorum=[1,2]", "device.gpus={worker:[0]}"],
     ["train.batch_size=many", "+train.steps=3"],
-    ["data=npz", "seed=???", "plan.example_ms=nan"],
+    ["data=npz", "seed=???", "evaluate.min_delta=nan"],
     ["model=cnn,mlp", "optimizer.learning_rate=-1"],
     ["~train.steps", "+cluster.addresses.chief=[a:1]"],
 ]

@@ -19,10 +19,9 @@ from runs import LONGEST_SECS
 from bench import config as bench
 from trainer.config import arguments
 from trainer.launch.describe import describe
-from trainer.plan import make, page, validate
+from trainer.plan import make, validate
 from trainer.plan.description import Description, Question
 from trainer.plan.devices import Machine
-from trainer.plan.forecast import step_time
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -236,20 +235,6 @@ def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path, python: 
     ended = python.run(*shlex.split(REFUSED)[1:], cwd=tmp_path)
     assert (ended.returncode, ended.stderr.strip()) == (2, shown_after(REFUSED, path).strip())
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
-    """On any machine: the sample is of one with 2 cores."""
-    command = "python -m trainer cluster=2ps4w plan.link_gbps=1 mode=plan"
-    machine = Machine(cores=2, gpus=0)
-    config = load(shlex.split(command)[3:], lambda config: validate.validate(config, machine))
-    description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
-    made = make.make_plan(config, description, machine)
-    workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
-    others = make.with_other_ps(config, description, machine)
-    page.show(made, (step_time.forecast(made, workload, others), workload))
-    assert capsys.readouterr().out.endswith(shown_after(command, ROOT / "docs/explanation/step-time-model.md"))
 
 
 def test_the_readme_fits_on_200_lines():

@@ -1,7 +1,7 @@
 """What a step costs in messages, bytes, sessions and calls, exactly: counted in what TensorFlow ran, never timed.
 
 Every session of a small cluster is traced, so that each Session.run leaves the tensors that it moved between tasks,
-with their bytes as they were sent. `plan/forecast/traffic.py` must name every one of them, and no other. Whoever adds a
+with their bytes as they were sent. `plan/traffic.py` must name every one of them, and no other. Whoever adds a
 fetch, a message or a call to a step changes a number here.
 """
 
@@ -29,10 +29,10 @@ from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.sharded import worker_graph
 from trainer.engine.sharded.host import ShardHost
 from trainer.engine.sharded.worker import ShardedEngine
-from trainer.plan.forecast import traffic
-from trainer.plan.forecast.traffic import Message
+from trainer.plan import traffic
 from trainer.plan.plan import Plan
 from trainer.plan.tables import SparsePattern
+from trainer.plan.traffic import Message
 from trainer.workload import lookups
 from trainer.workload import step as replica
 from trainer.workload.build import Workload

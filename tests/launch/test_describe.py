@@ -88,7 +88,6 @@ def test_a_child_process_builds_the_model_and_opens_the_data():
         sums=2,
         metrics=("accuracy",),
         objective="loss: sparse_categorical_crossentropy of logits, by default; metrics: accuracy, by default",
-        flops=2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10),
         fingerprint={
             "train": PartFingerprint(8000, DIGIT, "749c872b982b76ef42309ee50aefbe71"),
             "evaluate": PartFingerprint(2000, DIGIT, "77a4cebbc221ebddc6270b0c9ad20c73"),

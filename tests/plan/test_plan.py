@@ -497,7 +497,6 @@ def test_small_vectors_are_sent_because_that_is_faster_unless_memory_is_asked_fo
     ("overrides", "why"),
     [
         (["launch=docker"], "containers share no memory"),
-        (["plan.link_gbps=1"], "the tasks are on several machines"),
         (["device.log_placement=true"], "device.log_placement can follow only vectors sent as messages"),
         (
             ["cluster.addresses={ps:['10.0.0.1:2222'],worker:['10.0.0.2:2222','10.0.0.3:2222']}"],

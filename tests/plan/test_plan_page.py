@@ -10,10 +10,7 @@ import pytest
 from rich.console import Console
 
 from trainer.faults.problems import Problem
-from trainer.plan import page
-from trainer.plan.forecast import costs
-from trainer.plan.forecast.costs import Work
-from trainer.plan.forecast.step_time import Forecast, Parts, Unknown, Workload
+from trainer.plan import page, traffic
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
@@ -135,7 +132,7 @@ def test_an_address_in_brackets_is_shown_as_it_is(capsys):
 
 def test_batch_steps_and_traffic_are_shown(capsys):
     # A link carries the shard there and back: 2 x 4 x (320 + 32 + 16, and 16 each for metrics and header) bytes.
-    assert printed(capsys, SMALL).splitlines()[-4:] == [
+    assert printed(capsys, SMALL).splitlines()[-5:-1] == [
         "batch: 64 global, 32 per replica x 2 replicas",
         "steps: 300, 2.40 epochs of 8,000 examples",
         "order of examples: a function of (seed, epoch, step, replica); a restart continues with the next batch",
@@ -160,57 +157,18 @@ def test_warnings_come_last(capsys):
     assert printed(capsys, warned).splitlines()[-2:] == ["warning: cluster: [slow] machine", "    fewer workers"]
 
 
-WORKLOAD = Workload(flops=18_000_000, uncounted=(), layers=4, slots=2, is_clipped=False, cores=2)
-PARTS = Parts(compute=0.020, wire=0.010, update=0.009, wait=0.001)
+def test_the_fullest_link_has_the_vectors_of_all_workers():
+    (shard,) = SMALL.shards
+    assert traffic.narrowest(SMALL) == ("ps:0", 2 * shard.nbytes)  # to two workers
+    spread = dataclasses.replace(SMALL, shards=place(PARAMETERS, ["worker:0", "worker:1"], pins={}))
+    # Each worker sends its own shard to the other, and gradients of the other's.
+    assert traffic.narrowest(spread)[1] == sum(shard.nbytes for shard in spread.shards)
 
 
-@pytest.fixture
-def rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "RATES", Work(flops=2e-11))
-    monkeypatch.setattr(costs, "FITTED_ON", "a machine; 2026-01-31")
-    monkeypatch.setattr(costs, "ERROR", 0.25)
-    monkeypatch.setattr(costs, "STEP_ERROR", 0.4)
-
-
-def expected_lines(capsys: pytest.CaptureFixture[str], expected: Forecast | Unknown, workload: Workload) -> list[str]:
-    page.show(SMALL, (expected, workload))
-    lines = capsys.readouterr().out.splitlines()
-    return lines[[line.startswith("traffic: ") for line in lines].index(True) + 1 :]
-
-
-@pytest.mark.usefixtures("rates")
-def test_the_expected_step_is_shown_with_parts_assumptions_and_the_best_number_of_ps(capsys):
-    expected = Forecast(PARTS, 64, ((1, 0.040), (2, 0.0403), (3, 0.05)))
-    local = Workload(**{**WORKLOAD.__dict__, "link_gbps": 25.0})
-    assert expected_lines(capsys, expected, local) == [
-        "expected: 40.0 ms per step, 1,600 examples/s: compute 20.0, wire 10.0, update 9.0, wait 1.0 ms; compute takes "
-        "longest",
-        "    largest error where fitted: 40% of step time, 25% of CPU time; a machine; 2026-01-31",
-        "    from 18.0 million operations per example, 0.36 ms on a core; plan.example_ms=... uses a measured time "
-        "instead",
-        "    on machines of 2 cores each, with links of 25 Gbit/s (plan.link_gbps)",  # worker:1 has an address
-        "best number of ps: 1 (1: 40.0 ms, 2: 40.3 ms, 3: 50.0 ms)",
-    ]
-
-
-@pytest.mark.usefixtures("rates")
-def test_a_measured_example_is_not_explained(capsys):
-    lines = expected_lines(capsys, Forecast(PARTS, 64), Workload(**{**WORKLOAD.__dict__, "example_ms": 0.3}))
-    assert [line for line in lines if "operations" in line] == []
-
-
-def test_an_unknown_time_is_shown_with_the_remedy(capsys):
-    lines = expected_lines(capsys, Unknown("the speed of /gpu:0 is unknown", "give plan.example_ms"), WORKLOAD)
-    assert lines == ["expected: unknown, the speed of /gpu:0 is unknown", "    give plan.example_ms"]
-
-
-def test_the_json_file_has_what_is_expected(tmp_path):
-    page.write_json(SMALL, str(tmp_path / "plan.json"), Forecast(PARTS, 64, ((1, 0.04), (2, 0.03))))
-    expected = json.loads((tmp_path / "plan.json").read_text())["expected"]
-    assert expected["step_ms"] == 40.0
-    assert expected["parts_ms"] == {"compute": 20.0, "wire": 10.0, "update": 9.0, "wait": 1.0}
-    assert (expected["limits"], expected["best_ps"]) == ("compute", 2)
-    assert expected["step_ms_by_ps"] == {"1": 40.0, "2": 30.0}
+def test_the_bound_is_shown_for_vectors_that_are_sent(capsys):
+    (line,) = [line for line in printed(capsys, SMALL).splitlines() if "Gbit/s" in line]
+    assert f"{1000 * 8 * traffic.narrowest(SMALL)[1] / 1e9:,.0f} ms" in line
+    assert "Gbit/s" not in printed(capsys, dataclasses.replace(SMALL, wire="memory"))
 
 
 def test_the_json_file_equals_the_plan(tmp_path):

@@ -1,130 +1,31 @@
-"""mode=plan: shows who would run where and how long a step would take, and starts nothing."""
+"""mode=plan: shows who would run where, and starts nothing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.commands.start import Start
-from trainer.config.groups import freezing
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
-from trainer.faults.problems import ConfigError
-from trainer.launch import progress
-from trainer.launch.describe import Child, describe
+from trainer.launch import planning, progress
 from trainer.launch.processes import isolation
-from trainer.observe.machine import this_machine
-from trainer.plan.checks.strategy import batch_parts
-from trainer.plan.description import FROZEN_FILE, Description, Question, Waits
-from trainer.plan.devices import Machine
-from trainer.plan.make import make_plan, with_other_ps
-from trainer.plan.plan import Plan
-from trainer.plan.resolve import resolve_optimizer, resolve_steps
-from trainer.plan.strategy import updates_of_batch
-from trainer.plan.tables import sparse_patterns
-from trainer.storage import initial, threads
 
 if TYPE_CHECKING:
-    from trainer.launch.processes.tasks import ProcessTasks
+    pass
 
-WHAT_IS_TRAINED = ("model", "optimizer")  # a run repeats the warnings about these; mode=plan has them all
-PLANNING = "planning: TensorFlow builds the model once"
 ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
 
 
 def run(config: RunConfig, start: Start) -> int:
-    """Prints the plan and the expected step time; writes them where `plan.json` says."""
+    """Prints the plan; writes it where `plan.json` says."""
     from trainer.plan import page
-    from trainer.plan.forecast import step_time
 
-    threads.take_from_earlier(config)
-    with progress.note(PLANNING) as note:
-        description, machine = _describe(config, waits=note.runs), this_machine()
-    made = make_plan(config, description, machine)
-    workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
+    with progress.note(planning.PLANNING) as note:
+        made = planning.make(config, waits=note.runs)
     not_isolated = isolation.why_not(config)
-    expected = step_time.forecast(made, workload, with_other_ps(config, description, machine))
-    page.show(made, (expected, workload))
+    page.show(made)
     if config.launch.name is Launch.local:
         print(f"not isolated: {not_isolated}" if not_isolated else ISOLATED)
     if config.plan.json is not None:
-        page.write_json(made, config.plan.json, expected)
-    return exit_codes.OK
-
-
-def make(
-    config: RunConfig,
-    store: Path | None = None,
-    tasks: ProcessTasks | None = None,
-    machine: Machine | None = None,
-    waits: Waits = lambda *_: None,
-) -> Plan:
-    """Describes the model, in a process of `tasks` if one is given, and makes the plan.
-
-    Args:
-        store: a folder for what describing the model leaves for the tasks.
-        machine: that the tasks run on; None: this one.
-        waits: as in `describe`.
-    """
-    threads.take_from_earlier(config)
-    child = partial(tasks.describe, waits=waits) if tasks else None
-    return make_plan(config, _describe(config, store, child, waits), machine or this_machine())
-
-
-def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, machine: Machine | None = None) -> Plan:
-    """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says; the rest as in `make`."""
-    with progress.note(PLANNING) as note:
-        made = make(config, store, tasks, machine, note.runs)
-    if config.plan.json is not None:
-        from trainer.plan import page
-
         page.write_json(made, config.plan.json)
-    print(made.describe(), flush=True)
-    if made.initial:
-        print(made.initial, flush=True)
-    for warning in made.warnings:
-        if warning.key in WHAT_IS_TRAINED:
-            print(f"warning: {warning}", flush=True)
-    return made
-
-
-def _describe(
-    config: RunConfig, store: Path | None = None, child: Child | None = None, waits: Waits = lambda *_: None
-) -> Description:
-    """Describes the model, and completes the config: takes over the compiled optimizer, and turns epochs into steps."""
-    description = describe(_question(config, store), child, waits)
-    problems = resolve_optimizer(config.optimizer, description.compiled_optimizer)
-    updates = updates_of_batch(config)
-    if problems := problems + resolve_steps(config.train, description.train_examples, updates_of_batch=updates):
-        raise ConfigError(problems)
-    return description
-
-
-def _question(config: RunConfig, store: Path | None = None) -> Question:
-    """What is asked of the model; a run that resumes takes what its checkpoint has, and no other values."""
-    question = Question.about(
-        config.model,
-        config.data,
-        user=config.user,
-        seed=config.seed,
-        precision=config.train.precision.value,
-        freezes=freezing(config.optimizer),
-    )
-    question = replace(
-        question,
-        sparse=sparse_patterns(config.placement),
-        formats=tuple(config.export.formats),
-        evaluate_steps=config.evaluate.steps,
-    )
-    if config.user is not None:
-        question = replace(
-            question, batch=config.train.batch_size // batch_parts(config.cluster, config.device, config.train)
-        )
-    question = replace(question, store=None if store is None else str(store))
-    if (checkpoint := initial.resumed(config)) is None:
-        files = initial.files_of(config.model.init) if config.model.init is not None else ()
-        return replace(question, init=files)
-    frozen = checkpoint / FROZEN_FILE
-    return replace(question, frozen=str(frozen) if frozen.exists() else None)
+    return exit_codes.OK

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import yaml
 
-from trainer.commands.plan import make
 from trainer.commands.start import Start
 from trainer.config import shell
 from trainer.config.schema import RunConfig, Target
@@ -15,6 +14,7 @@ from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
 from trainer.launch.containers.owners import check_readable, lend, user_of_tasks
 from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_specs, inside, project_of
+from trainer.launch.planning import make
 from trainer.launch.schedulers import jobs, jobset, scheduled, stack_file
 from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.commands import plan
 from trainer.commands.start import Start, restart_as_task
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
+from trainer.launch import planning
 from trainer.launch.processes import launcher
 from trainer.observe.machine import this_machine
 from trainer.plan import slurm
@@ -39,7 +39,7 @@ def run(config: RunConfig, start: Start) -> int:
         return _run_on_hosts(config, start)
     # Importing TensorFlow overlaps with planning.
     with start.tasks(config.launch.warm_minutes) as tasks, description_folder() as described:
-        made = plan.announce(config, described, tasks)
+        made = planning.announce(config, described, tasks)
         return launcher.run(config, made, choose(config, described), tasks, started_at=start.at)
 
 
@@ -60,11 +60,11 @@ def _run_containers(config: RunConfig, start: Start) -> int:
     check_readable([*inputs, *config.container.mounts])
     if client is None:
         with Engines(config) as engines, description_folder() as described:
-            made = plan.announce(config, described, machine=engines.machine())
+            made = planning.announce(config, described, machine=engines.machine())
             directory = choose(config, described)
             return containers.run_on_hosts(config, made, directory, engines, inputs, started_at=start.at)
     with description_folder() as described:
-        made = plan.announce(config, described)
+        made = planning.announce(config, described)
         return containers.run(config, made, choose(config, described), client, inputs, started_at=start.at)
 
 
@@ -75,7 +75,7 @@ def _run_on_hosts(config: RunConfig, start: Start) -> int:
         directory = choose(config, described)
         with hosts.connected(config, directory) as tasks:
             machine = hosts.machine_of(config, tasks)
-            made = plan.announce(config, described, machine=machine)
+            made = planning.announce(config, described, machine=machine)
             return hosts.run(config, made, directory, tasks, started_at=start.at)
 
 
@@ -83,7 +83,7 @@ def _submit(config: RunConfig) -> int:
     from trainer.launch.slurm import launcher as jobs
 
     with description_folder() as described:
-        plan.announce(config, described)  # what is wrong with the model is said here, and not after a queue
+        planning.announce(config, described)  # what is wrong with the model is said here, and not after a queue
         return jobs.run(config, sys.argv[1:], choose(config))
 
 
@@ -95,7 +95,7 @@ def _run_task(config: RunConfig) -> NoReturn:
     restart_as_task()
     with description_folder() as described:  # the task removes it: it never returns
         machine = replace(this_machine(), cores_of_task=slurm.cpus_of_task(os.environ))
-        made = plan.make(config, described, machine=machine)
+        made = planning.make(config, described, machine=machine)
         task, directory = made.task(config.job, config.task), choose(config, described)
         os.environ.update(task.environment(os.environ))
         gc.disable()  # a task collects from its first step on

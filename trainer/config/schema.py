@@ -591,12 +591,6 @@ class SecurityConfig:
 @dataclass
 class PlanConfig:
     json: str | None = None  # also write the plan to this file
-    # milliseconds for the forward and backward pass of one example, measured on one core or on the replica's GPU;
-    # default: estimated from the model's floating-point operations
-    example_ms: float | None = field(default=None, metadata=limits(above=0))
-    # gigabits per second between two machines; default: 10 between those of cluster.addresses. Without addresses, each
-    # task is assumed to have its own machine
-    link_gbps: float | None = field(default=None, metadata=limits(above=0))
 
 
 @dataclass

@@ -22,7 +22,7 @@ from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.tables import SparsePattern, Table
 
-FORMAT = 14  # of the cached file; raise it when Description changes
+FORMAT = 15  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -78,8 +78,6 @@ class Description:
     objective: str = ""  # loss and metrics, and where they come from
     doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what the model is trained with all the same
     warnings: tuple[str, ...] = ()  # of Python and Keras, from the user's code
-    flops: int = 0  # floating-point operations of one example's forward pass
-    uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
     tables: tuple[Table, ...] = ()  # of sparse layers
     lookups: Mapping[str, int] = field(default_factory=dict)  # by Embedding layer: ids of an example; 0: unknown
     fingerprint: Fingerprint = field(default_factory=dict)  # of the data

@@ -1,11 +1,8 @@
 """From a config and a description of the model to a plan. Pure: no TensorFlow."""
 
-import contextlib
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from trainer.config.cluster_size import ClusterSize
 from trainer.config.groups import settings_of
 from trainer.config.schema import (
     AUTO,
@@ -34,7 +31,6 @@ from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
 from trainer.plan.tables import TableLayout, blocks_of
 
-PS_AT_MOST = 16  # that are tried
 ANY_PORT = 0  # chosen when the tasks start
 
 
@@ -114,19 +110,6 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         epochs=config.train.epochs,
         fingerprint=description.fingerprint,
     )
-
-
-def with_other_ps(config: RunConfig, description: Description, machine: Machine) -> Iterator[Plan]:
-    """Plans with 1 ps, 2 ps and so on, up to the number of workers, or of addresses for ps."""
-    cluster = config.cluster
-    most = len(cluster.addresses["ps"]) if cluster.addresses else min(PS_AT_MOST, max(cluster.ps, cluster.worker))
-    for ps in range(1, most + 1) if cluster.ps else ():
-        other = copy.deepcopy(config)
-        other.cluster.ps, other.cluster.name = ps, str(ClusterSize(ps, cluster.worker, cluster.evaluator))
-        if cluster.addresses:
-            other.cluster.addresses["ps"] = cluster.addresses["ps"][:ps]
-        with contextlib.suppress(ConfigError):  # a pin names a shard that this one would not have
-            yield make_plan(other, description, machine)
 
 
 def _hosts(cluster: ClusterConfig, strategy: Strategy) -> list[str]:

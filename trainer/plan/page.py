@@ -12,8 +12,7 @@ from rich.table import Table
 
 from trainer.config.output import Output
 from trainer.config.words import count, size
-from trainer.plan.forecast import costs
-from trainer.plan.forecast.step_time import USUAL_GBPS, Forecast, Unknown, Workload, machines_of
+from trainer.plan import traffic
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import nbytes
@@ -28,10 +27,11 @@ COMPACT: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0,
 NUMBERS = ("bytes", "share", "threads", "replica batch", "rows", "floats")  # columns of them
 
 
-def show(
-    plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None, *, console: Console | None = None
-) -> None:
-    """Prints what would run where, and how long a step is expected to take; tables that fit the console's width."""
+GBIT = 1e9  # bits per second
+
+
+def show(plan: Plan, *, console: Console | None = None) -> None:
+    """Prints what would run where, in tables that fit the console's width."""
     console = console or Output()
     first, *head = _head(plan)
     console.print(f"[bold]{plan.cluster}[/bold]: {first}")
@@ -42,8 +42,6 @@ def show(
     for table in _tables(plan, console.width):
         console.print(table)
     console.print(_traffic(plan))
-    for line in expected_lines(plan, *expected) if expected else ():
-        console.print(line, markup=False, soft_wrap=not console.is_terminal)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", markup=False)
 
@@ -62,39 +60,9 @@ def _head(plan: Plan) -> list[str]:
     return [plan.describe(), plan.objective, plan.optimizer, _bits(plan), *([plan.initial] if plan.initial else [])]
 
 
-def write_json(plan: Plan, path: str, expected: Forecast | Unknown | None = None) -> None:
-    """Writes the plan and the expected step time as JSON."""
-    value = plan.to_json() | ({"expected": expected.to_json()} if expected else {})
-    Path(path).write_text(json.dumps(value, indent=1) + "\n")
-
-
-def expected_lines(plan: Plan, expected: Forecast | Unknown, workload: Workload) -> list[str]:
-    """The expected time of a step, its parts and assumptions, and the best number of ps."""
-    if isinstance(expected, Unknown):
-        return [f"expected: unknown, {expected.reason}", f"    {expected.remedy}"]
-    parts, total = expected.parts, expected.parts.total
-    each = ", ".join(f"{name} {1000 * secs:.1f}" for name, secs in parts._asdict().items())
-    rate = f"{expected.examples / total:,.0f} examples/s"
-    lines = [f"expected: {1000 * total:.1f} ms per step, {rate}: {each} ms; {parts.longest} takes longest"]
-    lines.append(
-        f"    largest error where fitted: {costs.STEP_ERROR:.0%} of step time, {costs.ERROR:.0%} of CPU time; "
-        f"{costs.FITTED_ON}"
-    )
-    if workload.example_ms is None:
-        example_ms = 1000 * costs.RATES.flops * workload.flops
-        lines.append(
-            f"    from {workload.flops / 1e6:,.1f} million operations per example, {example_ms:.3g} ms on a core; "
-            "plan.example_ms=... uses a measured time instead"
-        )
-    if len(set(machines_of(plan.trainers, workload).values())) > 1:
-        gbps = workload.link_gbps or USUAL_GBPS
-        lines.append(
-            f"    on machines of {count(workload.cores, 'core')} each, with links of {gbps:g} Gbit/s (plan.link_gbps)"
-        )
-    if len(expected.best) > 1:
-        others = ", ".join(f"{ps}: {1000 * secs:.1f} ms" for ps, secs in expected.best)
-        lines.append(f"best number of ps: {expected.best_ps} ({others})")
-    return lines
+def write_json(plan: Plan, path: str) -> None:
+    """Writes the plan as JSON."""
+    Path(path).write_text(json.dumps(plan.to_json(), indent=1) + "\n")
 
 
 def _bits(plan: Plan) -> str:
@@ -228,17 +196,21 @@ def _traffic(plan: Plan) -> str:
     shares = ", ".join(f"{size(nbytes)} per link to {host}" for host, nbytes in per_link)
     if plan.effective_strategy.has_ring:
         shares = f"{size(per_link[0][1])} from each worker to the next, around a ring"
-    traffic = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
+    text = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
     if plan.wire_format.is_shared:
         in_memory = nbytes(plan.shards, plan.effective_strategy, len(plan.workers))
         of_tables = plan.table_layout.mailboxes_nbytes if plan.sends_rows else plan.table_layout.nbytes
         shared = ("at most " if plan.sends_rows else "") + size(in_memory + of_tables)
-        traffic += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
+        text += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
+    else:
+        name, each_way = traffic.narrowest(plan)
+        least_ms = 1000 * 8 * each_way / GBIT
+        text += f"\n    {name} sends {size(each_way)} and receives as much: at least {least_ms:,.0f} ms at 1 Gbit/s"
     if plan.sends_rows and not plan.wire_format.is_shared:
         examples, each = plan.global_batch // len(plan.workers), 2 if plan.wire == "bfloat16" else 4
         rows = sum(min(one.rows, examples * one.lookups) * (4 + each * one.width) for one in plan.tables)
-        traffic += f"\n    and rows of tables: at most {size(2 * rows)} for each worker"
-    return f"{batch}\n{steps}\n{traffic}"
+        text += f"\n    and rows of tables: at most {size(2 * rows)} for each worker"
+    return f"{batch}\n{steps}\n{text}"
 
 
 def _table(title: str, *columns: str, is_wide: bool) -> Table:

@@ -43,7 +43,7 @@ def why_not_memory(config: RunConfig) -> str:
     if config.device.log_placement:
         return "device.log_placement can follow only vectors sent as messages"
     machines = {addresses.host_of(address) for listed in config.cluster.addresses.values() for address in listed}
-    if config.job is not None or config.cluster.hosts or len(machines) > 1 or config.plan.link_gbps is not None:
+    if config.job is not None or config.cluster.hosts or len(machines) > 1:
         return "the tasks are on several machines"
     return why_not()
 

@@ -60,7 +60,6 @@ def _describe(question: Question) -> Description:
     from trainer.workload.data.examples import Stream, count_of
     from trainer.workload.data.fingerprint import fingerprint_of
     from trainer.workload.models import MODELS
-    from trainer.workload.models.flops import flops_of
 
     named, data, user = question.model, question.data, question.user
     has_values = question.freezes != [] or (user is not None and named["name"] not in MODELS)
@@ -109,7 +108,6 @@ def _describe(question: Question) -> Description:
     # The default loss of a built-in model depends on all of its variables, and exchanges nothing.
     is_own = has_values or user is not None or wanted.loss is not None or bool(wanted.loss_options)
     probed = probe.probe(objective, data_set.spec, batch=model_batch) if is_own else probe.Probed()
-    flops = flops_of(model, data_set.spec.features)
     return Description(
         parameters=tuple(build.parameters_of(model, question.precision, unchanged)),
         classes=data_set.spec.classes,
@@ -132,8 +130,6 @@ def _describe(question: Question) -> Description:
         compiled_optimizer=optimizer,
         objective=objective.text,
         doubts=(*data_set.doubts, *((one.message, one.remedy) for one in objective.doubts)),
-        flops=flops.forward,
-        uncounted=flops.uncounted,
         tables=step.tables_of(objective, data_set.spec),
         lookups=step.lookup_counts(objective, data_set.spec),
         fingerprint=fingerprint,

@@ -16,11 +16,11 @@ from trainer.commands.chaos.report import FaultOutcome
 from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.commands.chaos.soak import Resources, Timed
 from trainer.commands.check.claims import examine
-from trainer.commands.plan import announce
 from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
+from trainer.launch.planning import announce
 from trainer.launch.processes import launcher
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.plan.plan import Plan

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainer.commands import command
-from trainer.commands.plan import make
 from trainer.config import compose
 from trainer.config.schema import RunConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.faults.problems import ConfigError, Problem
+from trainer.launch.planning import make
 
 # Sections that no override of the console may have changed, whatever chose them.
 FIXED = (

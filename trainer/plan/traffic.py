@@ -3,6 +3,7 @@
 `tests/engine/test_messages.py` holds every line of it against what TensorFlow sends.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,17 @@ class Message(NamedTuple):
     sender: str  # "worker:3"
     receiver: str  # "ps:0"
     nbytes: int  # 0: says only that something is done
+
+
+def narrowest(plan: Plan) -> tuple[str, int]:
+    """Returns the task that sends most in a step of all workers, and how many bytes; it receives as many."""
+    sent: Counter[str] = Counter()
+    if plan.effective_strategy.has_ring:  # each worker sends to the next
+        sent.update({link.split(" - ")[0]: nbytes for link, nbytes in plan.link_nbytes().items()})
+    else:
+        for message in (message for worker in plan.workers for message in of_step(plan, worker.name)):
+            sent[message.sender] += message.nbytes
+    return sent.most_common(1)[0]
 
 
 def of_step(plan: Plan, worker: str) -> Iterator[Message]:

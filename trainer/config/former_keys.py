@@ -1,0 +1,25 @@
+"""Keys that earlier versions had: their old configs are still read, and the command line says what has their place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+FORMER: Mapping[str, str | None] = {  # by old key: the new one; none: nothing has its place
+    "plan.example_ms": None,
+    "plan.link_gbps": None,
+}
+
+
+def replaced(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config of an earlier version with the keys of this one."""
+    config = copy.deepcopy(config)
+    for old, new in FORMER.items():
+        section, _, name = old.rpartition(".")
+        if isinstance(values := config.get(section), dict) and name in values:
+            value = values.pop(name)
+            if new is not None:
+                section, _, name = new.rpartition(".")
+                config.setdefault(section, {})[name] = value
+    return config

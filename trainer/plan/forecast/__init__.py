@@ -1,1 +1,0 @@
-"""How long a step will take."""
