@@ -35,7 +35,7 @@ from trainer.observe.machine import this_machine
 from trainer.observe.peers import read_status
 from trainer.plan import traffic
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
-from trainer.plan.description import Question
+from trainer.plan.description import ModelProbe
 from trainer.plan.make import make_plan
 from trainer.plan.plan import Plan
 
@@ -157,7 +157,7 @@ def planned(overrides: Sequence[str]) -> Plan:
     """Returns the plan of a run with EXAMPLES for each replica, of tasks that each have a machine."""
     config = load([*overrides, "train.batch_size=16"], lambda config: [])
     config.train.batch_size = EXAMPLES * config.cluster.worker
-    description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
+    description = describe(ModelProbe.about(config.model, config.data, user=None, seed=config.seed))
     plan = make_plan(config, description, this_machine())
     return replace(plan, wire="float32") if plan.wire_format.is_shared else plan
 

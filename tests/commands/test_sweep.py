@@ -20,9 +20,9 @@ import pytest
 from extras import optional
 
 from trainer.commands.sweep import results, runner, space
-from trainer.commands.sweep.shares import Share, check, shares
+from trainer.commands.sweep.shares import TrialShare, check, shares
 from trainer.commands.sweep.space import Range
-from trainer.commands.sweep.trials import DONE, WAITING, OtherSweepError, Settings, Sweep, Trial, rungs, survivors
+from trainer.commands.sweep.trials import DONE, WAITING, OtherSweepError, Sweep, SweepSettings, Trial, rungs, survivors
 from trainer.config import arguments
 from trainer.config.schema import Launch, LaunchConfig, RunConfig, SweepConfig
 from trainer.plan.devices import Machine
@@ -96,9 +96,9 @@ def test_halving_trains_fewer_trials_for_more_steps():
 # What is remembered
 
 
-def settings(**changes: object) -> Settings:
+def settings(**changes: object) -> SweepSettings:
     given = {"command": [], "space": {"a": [1, 2]}, "metric": "eval_loss", "is_lowest": True, "steps": 9, "trials": 4}
-    return Settings(**{**given, **changes})  # type: ignore[arg-type]
+    return SweepSettings(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def test_the_best_are_those_that_were_trained_longest_and_failures_are_last(tmp_path):
@@ -141,22 +141,25 @@ def test_trials_at_the_same_time_have_shares_that_do_not_overlap(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = Machine(cores=5, gpus=4)
 
-    def given(**asked: int) -> list[Share]:
+    def given(**asked: int) -> list[TrialShare]:
         return shares(RunConfig(sweep=SweepConfig(**asked)), machine)
 
-    assert given() == [Share()]
-    assert given(parallel=2, cores_per_trial=2) == [Share(frozenset({2, 3}), ()), Share(frozenset({4, 5}), ())]
+    assert given() == [TrialShare()]
+    assert given(parallel=2, cores_per_trial=2) == [
+        TrialShare(frozenset({2, 3}), ()),
+        TrialShare(frozenset({4, 5}), ()),
+    ]
     assert given(parallel=2, gpus_per_trial=2) == [
-        Share(frozenset({2, 3}), ("0", "1")),
-        Share(frozenset({4, 5}), ("2", "3")),
+        TrialShare(frozenset({2, 3}), ("0", "1")),
+        TrialShare(frozenset({4, 5}), ("2", "3")),
     ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert [one.environment() for one in given(parallel=2, gpus_per_trial=1)] == [
         {"CUDA_VISIBLE_DEVICES": "5"},
         {"CUDA_VISIBLE_DEVICES": "7"},
     ]
-    assert Share(frozenset({0}), ()).environment() == {"CUDA_VISIBLE_DEVICES": "-1"}
-    assert Share(frozenset({3, 2}), ("7",)).prefix() == ["env", "CUDA_VISIBLE_DEVICES=7", "taskset", "-c", "2,3"]
+    assert TrialShare(frozenset({0}), ()).environment() == {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert TrialShare(frozenset({3, 2}), ("7",)).prefix() == ["env", "CUDA_VISIBLE_DEVICES=7", "taskset", "-c", "2,3"]
 
 
 def test_what_is_drawn_does_not_depend_on_which_trial_is_faster(tmp_path, monkeypatch):
@@ -166,7 +169,7 @@ def test_what_is_drawn_does_not_depend_on_which_trial_is_faster(tmp_path, monkey
         drawn.append((number, [one.number for one in known]))
         return {}
 
-    beside = runner._Runner(made, [Share()] * 3)
+    beside = runner._TrialRunner(made, [TrialShare()] * 3)
     monkeypatch.setattr(beside, "wait_for", lambda known: drawn.append([one.number for one in known]))
     assert [one.number for one in beside.first(5, suggest)] == [0, 1, 2, 3, 4]
     assert drawn == [[], (0, []), [], (1, []), [], (2, []), [0], (3, [0]), [0, 1], (4, [0, 1])]
@@ -295,7 +298,7 @@ def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert table(tmp_path / "sweeps/killed") == table(tmp_path / "sweeps/whole")
     ((core, repeat),) = re.findall(r"^repeat +taskset -c (\d+) python -m trainer (.*)$", ended.stdout, re.MULTILINE)
-    with Share(frozenset({int(core)})).inherited():
+    with TrialShare(frozenset({int(core)})).inherited():
         assert sweep(tmp_path, *repeat.split(), "run=alone").returncode == 0
     sha256 = json.loads((tmp_path / "alone/summary.json").read_text())["params_sha256"]
     best = json.loads((tmp_path / "sweeps/killed/best/summary.json").read_text())

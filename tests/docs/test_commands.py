@@ -20,7 +20,7 @@ from bench import config as bench
 from trainer.config import arguments
 from trainer.launch.describe import describe
 from trainer.plan import make, validate
-from trainer.plan.description import Description, Question
+from trainer.plan.description import Description, ModelProbe
 from trainer.plan.devices import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +122,7 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
         if not config.data.name.startswith(("npz", "tfrecord", "csv", "criteo", "images")) and not EXAMPLE.search(
             command
         ):
-            question = Question.about(config.model, config.data, user=config.user, seed=config.seed)
+            question = ModelProbe.about(config.model, config.data, user=config.user, seed=config.seed)
             if repr(question) not in descriptions:
                 descriptions[repr(question)] = describe(question)
             make.make_plan(config, descriptions[repr(question)], machine)

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from keras_optimizers import keras_optimizer, keras_rate
 
-from trainer.config.groups import Settings, settings_of
+from trainer.config.groups import ParameterSettings, settings_of
 from trainer.config.schema import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from trainer.engine import optimizers
 from trainer.engine.stages import is_in_stages, make_apply
@@ -122,7 +122,7 @@ def keras_result(name: str, *, steps: int = STEPS, unreached: tuple[str, ...] = 
     """The parameters, and their averages if there are any, after the steps of Keras; each group has an optimizer."""
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})  # other tests switch it off
     config, values = CONFIGS[name], start()
-    members: dict[Settings, list[int]] = {}
+    members: dict[ParameterSettings, list[int]] = {}
     for i in range(len(values)):
         members.setdefault(settings_of(config, f"parameter{i}"), []).append(i)
     result: dict[str, dict[int, np.ndarray]] = {}

@@ -15,7 +15,7 @@ from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.containers import on_hosts
 from trainer.launch.containers.docker_errors import DockerError
-from trainer.launch.containers.on_hosts import ContainersOnHosts, Engine, Engines
+from trainer.launch.containers.on_hosts import ContainersOnHosts, DockerEngine, Engines
 from trainer.launch.messages import Started, TaskEvent
 from trainer.plan.checks.containers import check_containers
 from trainer.plan.hosts import host_by_task, resolve_hosts
@@ -87,7 +87,7 @@ class FakeTunnel:
     def close(self) -> None: ...
 
 
-class FakeEngine(Engine):
+class FakeEngine(DockerEngine):
     answers = False  # type: ignore[assignment]
 
     def close(self) -> None: ...

@@ -12,7 +12,7 @@ from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.problems import ConfigError
 from trainer.launch.describe import describe
 from trainer.plan import description as describe_module
-from trainer.plan.description import Description, DescriptionError, Question
+from trainer.plan.description import Description, DescriptionError, ModelProbe
 from trainer.plan.downloads import mark_of
 from trainer.plan.fingerprint import PartFingerprint
 from trainer.plan.layout import Parameter
@@ -37,8 +37,8 @@ def question(
     data_options: dict[str, Any] | None = None,
     user: Path | None = None,
     seed: int = 0,
-) -> Question:
-    return Question.about(
+) -> ModelProbe:
+    return ModelProbe.about(
         ModelConfig(model, model_options or {}),
         DataConfig(data, data_options or {}),
         user=str(user) if user else None,
@@ -46,11 +46,11 @@ def question(
     )
 
 
-def describe_small(question: Question) -> dict[str, Any]:
+def describe_small(question: ModelProbe) -> dict[str, Any]:
     return {"description": to_json(SMALL)}
 
 
-def must_not_be_asked(question: Question) -> dict[str, Any]:
+def must_not_be_asked(question: ModelProbe) -> dict[str, Any]:
     raise AssertionError(f"a child was asked about {question}")
 
 
@@ -58,7 +58,7 @@ def test_data_that_was_not_downloaded_is_described_again_so_that_it_is(tmp_path,
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     asked = []
 
-    def child(question: Question) -> dict[str, Any]:
+    def child(question: ModelProbe) -> dict[str, Any]:
         asked.append(question)
         return describe_small(question)
 
@@ -118,7 +118,7 @@ def test_a_run_needs_no_cache_that_can_be_written(cache, capsys):
 
 
 def test_a_failure_is_not_cached():
-    def fail(question: Question) -> dict[str, Any]:
+    def fail(question: ModelProbe) -> dict[str, Any]:
         return {"failure": "out of memory", "exit_code": 70}
 
     with pytest.raises(DescriptionError, match="out of memory"):
@@ -267,7 +267,7 @@ def test_missing_data_has_its_own_exit_code(tmp_path):
 
 def test_a_value_error_in_the_users_file_is_reported_with_its_line(tmp_path: Path):
     (tmp_path / "mine.py").write_text("def bad(input_shape, classes):\n    raise ValueError('shape wrong')\n")
-    question = Question(
+    question = ModelProbe(
         {"name": "bad", "options": {}}, {"name": "synthetic", "options": {}}, str(tmp_path / "mine.py"), 0
     )
     result = answer(question)

@@ -15,7 +15,7 @@ from trainer.config import versions
 from trainer.launch.hosts import launcher
 from trainer.launch.hosts import tasks as module
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import Order
+from trainer.launch.hosts.order import NurseryOrder
 from trainer.launch.hosts.tasks import HostTasks
 from trainer.launch.messages import HostFacts, Started, TaskEvent
 from trainer.observe.peers import PeerError
@@ -73,14 +73,14 @@ for line in sys.stdin:
 class ScriptedConnection(Connection):
     """A connection to a few lines of Python in place of a nursery."""
 
-    def __init__(self, script: str, order: Order) -> None:
+    def __init__(self, script: str, order: NurseryOrder) -> None:
         super().__init__([sys.executable, "-c", script], order)
 
 
 def scripted(*hosts: str) -> HostTasks:
     facts = {"version": "1", "code": "2", "cores": 4, "gpus": 0, "sees_run": True, "ports": [5, 6]}
     connect = partial(ScriptedConnection, SCRIPTED.format(facts=facts))
-    return HostTasks([Order(host, "/runs/x", "token", 2) for host in hosts], connect)
+    return HostTasks([NurseryOrder(host, "/runs/x", "token", 2) for host in hosts], connect)
 
 
 def events_until(tasks: HostTasks, count: int) -> list[TaskEvent]:
@@ -131,27 +131,27 @@ def test_a_host_whose_nursery_hangs_is_lost(monkeypatch):
     )
     monkeypatch.setattr(module, "STAY_SECS", 0.1)
     monkeypatch.setattr(module, "HUNG_SECS", 1.0)
-    with HostTasks([Order("a", "/runs/x", "token", 2)], partial(ScriptedConnection, hangs)) as tasks:
+    with HostTasks([NurseryOrder("a", "/runs/x", "token", 2)], partial(ScriptedConnection, hangs)) as tasks:
         start(tasks, worker_0="a")
         started, ended = events_until(tasks, 2)
         assert (ended.name, ended.pid, ended.why) == ("worker:0", started.pid, "a was lost: it does not answer")
 
 
 def test_a_host_that_is_not_there_is_named_with_what_the_command_said(tmp_path: Path):
-    def connect(order: Order) -> Connection:
+    def connect(order: NurseryOrder) -> Connection:
         return ScriptedConnection("import sys; sys.exit('ssh: Could not resolve hostname b')", order)
 
-    with HostTasks([Order("b", "/x", "t")], connect) as tasks, pytest.raises(PeerError) as raised:
+    with HostTasks([NurseryOrder("b", "/x", "t")], connect) as tasks, pytest.raises(PeerError) as raised:
         tasks.hosts(30)
     assert str(raised.value) == "b cannot be reached: ssh: Could not resolve hostname b"
 
 
 def test_a_host_that_says_nothing_is_named():
-    def connect(order: Order) -> Connection:
+    def connect(order: NurseryOrder) -> Connection:
         return ScriptedConnection("import sys; sys.stdin.read()", order)
 
     with (
-        HostTasks([Order("b", "/x", "t")], connect) as tasks,
+        HostTasks([NurseryOrder("b", "/x", "t")], connect) as tasks,
         pytest.raises(PeerError, match="b: no answer within 0.1 s"),
     ):
         tasks.hosts(0.1)

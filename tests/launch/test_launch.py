@@ -25,7 +25,7 @@ from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.observe.machine import is_local
 from trainer.observe.peers import read_status
-from trainer.plan.description import Description, Question
+from trainer.plan.description import Description, ModelProbe
 from trainer.plan.serialize import from_json
 
 SLEEP = "import time; time.sleep(60)"
@@ -348,7 +348,7 @@ def forking() -> Iterator[ProcessTasks]:
 @pytest.mark.slow
 def test_a_fork_of_the_nursery_describes_a_model(forking):
     data = DataConfig("synthetic", {"train_examples": 30, "evaluate_examples": 10, "shape": [4], "classes": 2})
-    result = forking.describe(Question.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))
+    result = forking.describe(ModelProbe.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))
     description = from_json(Description, result["description"])
     assert [(p.path, p.shape) for p in description.parameters] == [("logits/kernel", (4, 2)), ("logits/bias", (2,))]
 
@@ -375,7 +375,7 @@ def test_a_description_comes_or_is_known_not_to_come_whatever_the_users_code_doe
         body = f"def model():\n    {does}\n    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])\n"
         user.write_text(f"import ctypes, keras, multiprocessing, os, sys, time\n{body}")
         data = DataConfig("synthetic", {"train_examples": 30, "evaluate_examples": 10, "shape": [4], "classes": 2})
-        question = Question.about(ModelConfig("model"), data, user=str(user), seed=0)
+        question = ModelProbe.about(ModelConfig("model"), data, user=str(user), seed=0)
         result = forking.describe(question, lambda line, _: lines.append(line))
         assert (failure in result["failure"], result["exit_code"]) == (True, 65) if failure else "description" in result
     assert "mine.py, line 3, in model" in lines

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from trainer.observe.placement import files
 from trainer.observe.placement.executed import Operation, Transfer
 from trainer.observe.placement.page import page
-from trainer.observe.placement.record import STEP, UPDATE, Record
+from trainer.observe.placement.record import STEP, UPDATE, PlacementRecord
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
@@ -39,8 +39,8 @@ def operations(devices: Mapping[str, str]) -> tuple[Operation, ...]:
     )
 
 
-UPDATED = Record("ps:0", UPDATE, operations({"shard0/flat": PS, "update/PartitionedCall": PS}), ())
-STEPPED = Record(
+UPDATED = PlacementRecord("ps:0", UPDATE, operations({"shard0/flat": PS, "update/PartitionedCall": PS}), ())
+STEPPED = PlacementRecord(
     "worker:0",
     STEP,
     operations(
@@ -106,7 +106,7 @@ def test_it_says_first_whether_all_is_as_planned():
 
 
 def test_it_says_first_what_is_not_as_planned():
-    moved = Record("worker:0", STEP, operations({"shard0/flat": WORKER, "replica0/dense/MatMul": WORKER}), ())
+    moved = PlacementRecord("worker:0", STEP, operations({"shard0/flat": WORKER, "replica0/dense/MatMul": WORKER}), ())
     read = Reader(page([UPDATED, moved], plan()))
     assert "2 differences from the plan" in read.texts[""]
     assert f"shard0/flat of shard 0 was planned on {PS} but is on {WORKER}" in read.texts[""]
@@ -153,7 +153,7 @@ def test_operations_are_listed_by_device_and_scope():
 
 
 def test_names_are_no_markup():
-    record = Record("worker:0", STEP, operations({"replica0/<b>&/MatMul": WORKER, "shard0/flat": PS}), ())
+    record = PlacementRecord("worker:0", STEP, operations({"replica0/<b>&/MatMul": WORKER, "shard0/flat": PS}), ())
     assert "replica0/<b>&" in Reader(page([record], plan())).texts["operations"]
 
 
@@ -179,7 +179,7 @@ def test_the_parts_of_all_tasks_are_merged(tmp_path):
 
 
 def test_a_difference_is_in_the_file_too(tmp_path):
-    files.write(tmp_path, Record("ps:0", UPDATE, operations({"update/MatMul": PS}), ()), plan())
+    files.write(tmp_path, PlacementRecord("ps:0", UPDATE, operations({"update/MatMul": PS}), ()), plan())
     told = json.loads((tmp_path / "placement.json").read_text())
     assert told["as_planned"] is False
     assert told["records"][0]["differences"] == [
@@ -188,13 +188,13 @@ def test_a_difference_is_in_the_file_too(tmp_path):
 
 
 def test_the_part_of_a_task_of_an_earlier_cluster_is_ignored(tmp_path):
-    files.write(tmp_path, Record("worker:7", STEP, (), ()), plan())
+    files.write(tmp_path, PlacementRecord("worker:7", STEP, (), ()), plan())
     files.write(tmp_path, UPDATED, plan())
     assert [one["task"] for one in json.loads((tmp_path / "placement.json").read_text())["records"]] == ["ps:0"]
 
 
 def test_tasks_that_write_at_once_lose_no_part(tmp_path):
-    everyone = [Record(f"worker:{i}", STEP, STEPPED.operations, ()) for i in range(4)]
+    everyone = [PlacementRecord(f"worker:{i}", STEP, STEPPED.operations, ()) for i in range(4)]
     spawn = multiprocessing.get_context("spawn")
     writers = [spawn.Process(target=files.write, args=(tmp_path, r, plan(4))) for r in everyone[:2]]
     writers += [threading.Thread(target=files.write, args=(tmp_path, r, plan(4))) for r in everyone[2:]]

@@ -16,7 +16,7 @@ from objectives import make_step
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.placement.differences import differences
 from trainer.observe.placement.executed import Executed, Operation, executed
-from trainer.observe.placement.record import STEP, UPDATE, Record, layers, make_record, parameters, replicas
+from trainer.observe.placement.record import STEP, UPDATE, PlacementRecord, layers, make_record, parameters, replicas
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
@@ -96,7 +96,7 @@ def variables_of(built: keras.Model) -> list[Parameter]:
 HELD = variables_of(model())
 
 
-def record(devices: Sequence[str], scopes: Mapping[str, str] = SCOPES, **options: Any) -> Record:
+def record(devices: Sequence[str], scopes: Mapping[str, str] = SCOPES, **options: Any) -> PlacementRecord:
     return make_record("worker:0", STEP, step_of_replicas(devices, **options)[1], scopes=scopes)
 
 
@@ -267,7 +267,7 @@ def test_a_worker_records_where_in_the_cluster_shards_and_replica_are():
 
 def test_a_record_is_the_same_after_json():
     ran, planned = record(["/cpu:0", "/cpu:1"], jit=True), plan(task("worker", 0, "/cpu:0", "/cpu:1"), held=HELD)
-    assert Record.from_json(json.loads(json.dumps(ran.to_json(planned)))) == ran
+    assert PlacementRecord.from_json(json.loads(json.dumps(ran.to_json(planned)))) == ran
 
 
 # The same devices in the graph for TensorBoard.

@@ -31,7 +31,7 @@ from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context
 from trainer.task.evaluator import life
-from trainer.task.evaluator.life import ChiefWatch, Finder
+from trainer.task.evaluator.life import ChiefStatus, Finder
 from trainer.task.evaluator.score import CheckpointScorer, make_evaluator
 from trainer.workload import step as replica
 from trainer.workload.build import open_workload
@@ -316,15 +316,15 @@ def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, sa
     monkeypatch.setattr(life, "GONE_SECS", 0.5)
     monkeypatch.setattr(life, "CHIEF_POLL_SECS", 0.1)
     save(10)
-    process, poll = chief("training"), life.ChiefWatch.poll
+    process, poll = chief("training"), life.ChiefStatus.poll
 
-    def poll_and_end(watch: life.ChiefWatch) -> float:
+    def poll_and_end(watch: life.ChiefStatus) -> float:
         gone_secs = poll(watch)
         if watch.step == 17:
             process.kill()
         return gone_secs
 
-    monkeypatch.setattr(life.ChiefWatch, "poll", poll_and_end)
+    monkeypatch.setattr(life.ChiefStatus, "poll", poll_and_end)
     with pytest.raises(PeerError, match=r"worker:0 at 127.*last reported step 17 of 30.*000000030 does not exist"):
         run(directory, control)
     assert [line["step"] for line in lines(directory)] == [10]
@@ -369,7 +369,7 @@ def _stop_after_a_line(directory: RunDirectory, stop: Any) -> None:
 
 def test_a_chief_is_silent_from_the_first_poll_that_it_does_not_answer(control, chief):
     clock = [100.0]
-    watch = ChiefWatch(chief_at(control), now=lambda: clock[0])
+    watch = ChiefStatus(chief_at(control), now=lambda: clock[0])
     process = chief("training")
     assert (watch.poll(), watch.step, watch.has_begun) == (0.0, 17, True)
     process.kill()

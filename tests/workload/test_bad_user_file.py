@@ -13,7 +13,7 @@ import pytest
 
 from trainer.config import user_file
 from trainer.config.schema import ModelConfig
-from trainer.plan.description import Question
+from trainer.plan.description import ModelProbe
 from trainer.workload import describe
 
 HEAD = """\
@@ -478,7 +478,7 @@ def answer(folder: Path, text: str, named: dict[str, Any] | None = None) -> dict
     (folder / "around.py").write_text("from mine import later\n")
     config = asdict(ModelConfig("model")) | (named or {})
     data = {"name": "data", "options": config.pop("data_options", {})}
-    return describe.answer(Question(config, data, str(folder / "mine.py"), seed=1))
+    return describe.answer(ModelProbe(config, data, str(folder / "mine.py"), seed=1))
 
 
 @pytest.mark.slow(but=["loss fails", "no loss", "two optimizers", "labels are text", "a metric from above"])

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.config.schema import DataConfig, ModelConfig
-from trainer.plan.description import Question
+from trainer.plan.description import ModelProbe
 from trainer.plan.downloads import is_missing
 from trainer.workload import describe
 from trainer.workload.data import DataError, MissingInputError, find_data_error, open_data
@@ -491,7 +491,7 @@ def test_bad_data_is_reported_with_its_place_and_its_exit_code(whole, kind):
     path = damage(whole)
     given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
     before = sorted(whole.parent.rglob("*"))
-    answer = describe.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
+    answer = describe.answer(ModelProbe.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
     assert answer["exit_code"] == code
     assert answer["failure"].startswith(str(path))
     assert re.search(says, answer["failure"])

@@ -10,7 +10,7 @@ import pytest
 from quick_config import load
 
 from trainer.config.schema import ModelConfig
-from trainer.plan.description import FROZEN_FILE, Description, Question
+from trainer.plan.description import FROZEN_FILE, Description, ModelProbe
 from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan
 from trainer.plan.serialize import from_json
@@ -40,7 +40,7 @@ HEAD_NBYTES = 4 * 5 * (1280 + 1)  # kernel and bias
 def test_only_the_head_of_a_frozen_mobilenet_travels(tmp_path: Path):
     (tmp_path / "own.py").write_text(USER_FILE)
     model, data = asdict(ModelConfig("tuned")), {"name": "pictures", "options": {}}
-    answer = describe.answer(Question(model, data, str(tmp_path / "own.py"), 1, store=str(tmp_path)))
+    answer = describe.answer(ModelProbe(model, data, str(tmp_path / "own.py"), 1, store=str(tmp_path)))
     description: Description = from_json(Description, answer["description"])
     assert [parameter.path for parameter in description.parameters] == ["head/kernel", "head/bias"]
     config = load(["cluster=1ps2w", "train.batch_size=16", "strategy=sync", "strategy.wire=float32"])

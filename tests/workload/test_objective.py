@@ -15,7 +15,7 @@ from kinds import KINDS, ZOO, for_keras, workload
 
 from trainer.config.schema import ModelConfig
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.plan.description import Question
+from trainer.plan.description import ModelProbe
 from trainer.task.evaluator.score import Evaluator
 from trainer.workload import build, describe, step, trial
 from trainer.workload.compiling import Wanted
@@ -290,7 +290,7 @@ def test_a_loss_that_combines_each_label_with_every_output_is_refused():
 )
 def test_a_model_that_takes_batches_of_one_size_is_tried_on_such_a_batch(model, batch, size):
     data = {"name": "numbers", "options": {}}
-    answer = describe.answer(Question(asdict(ModelConfig(model)), data, ZOO, seed=1, batch=batch))
+    answer = describe.answer(ModelProbe(asdict(ModelConfig(model)), data, ZOO, seed=1, batch=batch))
     assert answer["description"]["model_batch"] == size
 
 
@@ -354,14 +354,14 @@ def test_metrics_of_the_user_have_their_names():
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(model, data, named, message):
-    question = Question(asdict(ModelConfig(model)) | named, {"name": data, "options": {}}, ZOO, seed=1)
+    question = ModelProbe(asdict(ModelConfig(model)) | named, {"name": data, "options": {}}, ZOO, seed=1)
     result = describe.answer(question)
     text = result.get("problem", {}).get("message") or result.get("failure", "")
     assert re.search(message, text), result
 
 
 def test_an_error_of_the_users_code_names_its_line():
-    question = Question(asdict(ModelConfig("fails")), {"name": "weighted", "options": {}}, ZOO, seed=1)
+    question = ModelProbe(asdict(ModelConfig("fails")), {"name": "weighted", "options": {}}, ZOO, seed=1)
     result = describe.answer(question)
     assert result["exit_code"] == 65
     assert f"{ZOO}, line " in result["failure"]

@@ -14,7 +14,7 @@ from extras import optional
 
 from trainer.config.schema import ModelConfig
 from trainer.engine.tables.first_values import first_values
-from trainer.plan.description import Question
+from trainer.plan.description import ModelProbe
 from trainer.plan.tables import Growing, SparsePattern
 from trainer.workload import describe, lookups, served_tables, serving, step
 from trainer.workload.compiling import Wanted, make_objective
@@ -189,7 +189,7 @@ def test_a_pattern_of_layers_is_checked_before_anything_is_computed(tmp_path):
     (tmp_path / "people.csv").write_text(PEOPLE)
     options = {"path": str(tmp_path / "people.csv"), "label": "income", "ids": {"town": 2**63 - 1, "job": 9}}
     grows = (SparsePattern("town", 100, Growing(1, None)),)
-    asked = Question(asdict(ModelConfig("ctr")), {"name": "csv", "options": options}, None, SEED, sparse=grows)
+    asked = ModelProbe(asdict(ModelConfig("ctr")), {"name": "csv", "options": options}, None, SEED, sparse=grows)
     problem = describe.answer(asked)["problem"]
     assert problem["message"] == "'town' matches no Embedding layer; the model has field-town, field-job"
     assert problem["remedy"] == "e.g. 'placement.growing={field-town:100}'"
@@ -198,7 +198,7 @@ def test_a_pattern_of_layers_is_checked_before_anything_is_computed(tmp_path):
 def test_an_export_that_would_fail_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "people.csv").write_text(PEOPLE)
     options = {"path": str(tmp_path / "people.csv"), "label": "income", "ids": {"town": 9, "job": 9}}
-    asked = Question(asdict(ModelConfig("ctr")), {"name": "csv", "options": options}, None, SEED, formats=("litert",))
+    asked = ModelProbe(asdict(ModelConfig("ctr")), {"name": "csv", "options": options}, None, SEED, formats=("litert",))
     problem = describe.answer(asked)["problem"]
     assert problem["key"] == "export.formats"
     assert "LiteRT has no operation StringToHashBucketFast" in problem["message"]

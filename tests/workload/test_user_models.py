@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from trainer.config import user_file
 from trainer.config.schema import ModelConfig
-from trainer.plan.description import Question
+from trainer.plan.description import ModelProbe
 from trainer.workload import describe, eager, inputs
 
 BAD_DATA, CONFIG = 65, 2
@@ -54,7 +54,7 @@ def _forget_the_file() -> Iterator[None]:
 def answer(folder: Path, text: str, precision: str = "float32") -> dict[str, Any]:
     (folder / "mine.py").write_text(HEAD + text)
     named, data = asdict(ModelConfig("model")), {"name": "data", "options": {}}
-    return describe.answer(Question(named, data, str(folder / "mine.py"), 0, precision))
+    return describe.answer(ModelProbe(named, data, str(folder / "mine.py"), 0, precision))
 
 
 def outcome_of(result: dict[str, Any]) -> tuple[int, str]:
@@ -496,5 +496,5 @@ def test_columns_can_become_a_matrix(tmp_path):
     file = tmp_path / "table.csv"
     file.write_text("a,b,y\n" + "1.0,2.0,0\n3.0,4.0,1\n" * 8)
     options = {"path": str(file), "label": "y"}
-    question = Question(asdict(ModelConfig("mlp")), {"name": "csv", "options": options}, None, 0)
+    question = ModelProbe(asdict(ModelConfig("mlp")), {"name": "csv", "options": options}, None, 0)
     assert "data.options.matrix=true" in describe.answer(question)["problem"]["remedy"]

@@ -15,7 +15,7 @@ EXAMPLE = "'optimizer.groups=[{match:\"*/bias\",weight_decay:0}]'"
 
 
 @dataclass(frozen=True)
-class Group:
+class PatternGroup:
     """What the parameters that one of its patterns matches have of their own."""
 
     match: tuple[str, ...]  # patterns of parameter paths (fnmatch)
@@ -27,7 +27,7 @@ class Group:
         return any(fnmatchcase(path, pattern) for pattern in self.match)
 
 
-class Settings(NamedTuple):
+class ParameterSettings(NamedTuple):
     """What holds for one parameter."""
 
     learning_rate: float
@@ -40,18 +40,18 @@ class Settings(NamedTuple):
         )
 
 
-def groups_of(section: OptimizerConfig) -> list[Group]:
+def groups_of(section: OptimizerConfig) -> list[PatternGroup]:
     """The groups of a section without problems."""
     return [_read(given) for given in section.groups]
 
 
-def settings_of(section: OptimizerConfig, path: str) -> Settings:
+def settings_of(section: OptimizerConfig, path: str) -> ParameterSettings:
     """Each setting is that of the last group that matches and has it."""
-    own = Settings(section.learning_rate, section.weight_decay)
+    own = ParameterSettings(section.learning_rate, section.weight_decay)
     for group in groups_of(section):
         if group.matches(path):
             rate, decay, frozen = group.learning_rate, group.weight_decay, group.frozen
-            own = Settings(
+            own = ParameterSettings(
                 own.learning_rate if rate is None else rate,
                 own.weight_decay if decay is None else decay,
                 own.is_frozen if frozen is None else frozen,
@@ -84,7 +84,7 @@ def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
                 key, f"{given!r} is not a mapping with patterns of parameter paths in match", f"e.g. {EXAMPLE}"
             )
             continue
-        names = [field.name for field in fields(Group)]
+        names = [field.name for field in fields(PatternGroup)]
         for name, value in given.items():
             if name not in names:
                 near = (*difflib.get_close_matches(str(name), names, n=1), "weight_decay")[0]
@@ -132,5 +132,5 @@ def _patterns(match: Any) -> list[str]:
     return list(patterns) if is_valid else []
 
 
-def _read(given: Mapping[str, Any]) -> Group:
-    return Group(tuple(_patterns(given["match"])), **{name: given.get(name) for name in CHECKS})
+def _read(given: Mapping[str, Any]) -> PatternGroup:
+    return PatternGroup(tuple(_patterns(given["match"])), **{name: given.get(name) for name in CHECKS})

@@ -149,7 +149,7 @@ class Generated(ConfigSource):
         return list(USUAL_SIZES) if config_path == "cluster" else sorted(_choices(config_path))
 
 
-class Order(SearchPathPlugin):
+class SourceOrder(SearchPathPlugin):
     """Puts files named by their path before all others, and generated configs behind all files.
 
     Hydra inserts --config-dir in front of the first element of the provider `schema`; with another provider's name
@@ -170,7 +170,7 @@ def register() -> None:
     ConfigStore.instance().store(group="hydra/help", name="trainer", node={"template": help_page.template()})
     Plugins.instance().register(Generated)
     Plugins.instance().register(GivenFiles)
-    Plugins.instance().register(Order)
+    Plugins.instance().register(SourceOrder)
     SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
 
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from trainer.faults.problems import ConfigError, Problem
-from trainer.plan.description import Description, DescriptionError, Question, Waits
+from trainer.plan.description import Description, DescriptionError, ModelProbe, Waits
 from trainer.plan.downloads import is_missing
 from trainer.plan.serialize import from_json
 from trainer.storage import cache
 from trainer.storage.atomic import write_atomically
 
-Child = Callable[[Question], dict[str, Any]]
+Child = Callable[[ModelProbe], dict[str, Any]]
 
 
-def describe(question: Question, child: Child | None = None, waits: Waits = lambda *_: None) -> Description:
+def describe(question: ModelProbe, child: Child | None = None, waits: Waits = lambda *_: None) -> Description:
     """Returns the description in the cache, else asks a child process that imports TensorFlow, and downloads data.
 
     Args:
@@ -51,14 +51,14 @@ def _read(answer: Any) -> Description:
     return description
 
 
-def _ask_new_process(question: Question, waits: Waits) -> dict[str, Any]:
+def _ask_new_process(question: ModelProbe, waits: Waits) -> dict[str, Any]:
     from trainer.launch.processes.tasks import ProcessTasks
 
     with ProcessTasks() as tasks:
         return tasks.describe(question, waits)
 
 
-def _is_cacheable(question: Question) -> bool:
+def _is_cacheable(question: ModelProbe) -> bool:
     """Whether a question's key covers all that its answer depends on; a user's data function may read any file."""
     if question.init or question.frozen:
         return False
@@ -69,7 +69,7 @@ def _is_cacheable(question: Question) -> bool:
     return question.data["name"] in DATA_SETS
 
 
-def _cache_file(question: Question) -> Path:
+def _cache_file(question: ModelProbe) -> Path:
     return cache.folder() / "models" / f"{question.key()}.json"
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from trainer.plan.description import Question
+from trainer.plan.description import ModelProbe
 from trainer.plan.serialize import from_json, to_json
 
 # Events: what has happened.
@@ -97,7 +97,7 @@ class DescribeModel:
     """Describe a model, in a process of this name."""
 
     name: str
-    question: Question
+    question: ModelProbe
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from trainer.launch import progress
 from trainer.launch.describe import Child, describe
 from trainer.observe.machine import this_machine
 from trainer.plan.checks.strategy import batch_parts
-from trainer.plan.description import FROZEN_FILE, Description, Question, Waits
+from trainer.plan.description import FROZEN_FILE, Description, ModelProbe, Waits
 from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan
 from trainer.plan.plan import Plan
@@ -78,9 +78,9 @@ def _describe(
     return description
 
 
-def _question(config: RunConfig, store: Path | None = None) -> Question:
+def _question(config: RunConfig, store: Path | None = None) -> ModelProbe:
     """What is asked of the model; a run that resumes takes what its checkpoint has, and no other values."""
-    question = Question.about(
+    question = ModelProbe.about(
         config.model,
         config.data,
         user=config.user,

@@ -84,7 +84,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Question:
+class ModelProbe:
     """Everything that a description depends on."""
 
     model: dict[str, Any]
@@ -111,7 +111,7 @@ class Question:
         seed: int,
         precision: str = "float32",
         freezes: list[dict[str, Any]] | None = None,
-    ) -> Question:
+    ) -> ModelProbe:
         return cls(asdict(model), {"name": data.name, "options": data.options}, user, seed, precision, freezes or [])
 
     def key(self) -> str:

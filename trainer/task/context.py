@@ -10,7 +10,7 @@ from trainer.config.schema import RunConfig
 from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.observe.peers import roll_call
-from trainer.observe.placement.record import Record
+from trainer.observe.placement.record import PlacementRecord
 from trainer.observe.placement.verify import verify
 from trainer.observe.profile.record import Recorder
 from trainer.observe.task_page import TaskPage, TaskState
@@ -66,7 +66,7 @@ class Context:
             report=_log.info,
         )
 
-    def verify_placement(self, record: Record) -> None:
+    def verify_placement(self, record: PlacementRecord) -> None:
         """Compares where a step ran with the plan; a task without a launcher's run directory writes nothing."""
         verify(record, self.plan, self.directory.path if self.directory.plan.exists() else None)
 

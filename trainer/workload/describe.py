@@ -12,7 +12,7 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.checks.sparse import check_patterns
-from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, Question
+from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, ModelProbe
 from trainer.plan.serialize import to_json
 from trainer.workload import user_warnings
 from trainer.workload.error_text import one_paragraph, words_of
@@ -20,7 +20,7 @@ from trainer.workload.error_text import one_paragraph, words_of
 OF_GRAPHS = ("SymbolicTensor", "OperatorNotAllowedInGraphError")  # in errors of code that needs values of tensors
 
 
-def answer(question: Question) -> dict[str, Any]:
+def answer(question: ModelProbe) -> dict[str, Any]:
     """Builds the model, opens the data, and computes the loss of a batch.
 
     Returns:
@@ -52,7 +52,7 @@ def answer(question: Question) -> dict[str, Any]:
         return _failure(error, question.user)
 
 
-def _describe(question: Question) -> Description:
+def _describe(question: ModelProbe) -> Description:
     from trainer.workload import build, compiled_optimizer, frozen, lookups, probe, serving, step, trial, weights
     from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted

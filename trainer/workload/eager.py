@@ -36,7 +36,7 @@ RESOURCES: dict[tuple[type, ...], tuple[str, str]] = {
 UNKNOWN = ("a resource of TensorFlow's eager mode", "create it with add_weight of a layer, or in call")
 
 
-class Table:
+class EagerTable:
     """Stands in for the lookup table of a layer."""
 
     def __init__(self, table: Any) -> None:
@@ -90,7 +90,7 @@ def _by_element(compare: Callable[..., Any], otherwise: Callable[..., Any]) -> C
     return operator
 
 
-_copies: WeakKeyDictionary[Any, Table] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[Any, EagerTable] = WeakKeyDictionary()
 
 
 def _of_copy(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def _of_copy(method: Callable[..., Any]) -> Callable[..., Any]:
         if is_of_graph or len(arguments) > 1 or options.keys() - {"keys", "name"}:
             return method(table, *arguments, **options)
         if table not in _copies:
-            _copies[table] = Table(table)
+            _copies[table] = EagerTable(table)
         return getattr(_copies[table], method.__name__)(*arguments, *filter(None, [options.get("keys")]))
 
     return ask

@@ -42,13 +42,13 @@ def run(config: RunConfig, start: Start) -> int:
     config = adapted(config)
     with ProcessTasks() as tasks, description_folder() as described:  # one for all runs
         plan, path = announce(config, described, tasks), choose(config).path
-        runner = _Runner(config, plan, path, described, tasks)
+        runner = _ChaosRunner(config, plan, path, described, tasks)
         print(path, flush=True)
         code = runner.soak() if config.chaos.minutes else runner.compare()
         return code or runner.show()
 
 
-class _Runner:
+class _ChaosRunner:
     """The runs of one command, one after the other."""
 
     def __init__(self, config: RunConfig, plan: Plan, path: Path, described: Path, tasks: ProcessTasks) -> None:

@@ -27,7 +27,7 @@ from starlette.staticfiles import StaticFiles
 from trainer.commands.console import actions, form, pages
 from trainer.commands.console.actions import RefusedError
 from trainer.commands.console.guard import Guard
-from trainer.commands.console.pages import Folder, NoSuchRunError
+from trainer.commands.console.pages import Folder, UnknownRunError
 from trainer.config import shell
 from trainer.config.schema import ConsoleConfig
 from trainer.faults.problems import Problem
@@ -137,7 +137,7 @@ class Console:
             is_running = await run_in_threadpool(self.folder.is_running, name)
             try:
                 now = await run_in_threadpool(pages.version, self.folder, name)
-            except NoSuchRunError:  # it was removed
+            except UnknownRunError:  # it was removed
                 return
             yield ": still there\n\n" if now == known else f"id: {now}\ndata: changed\n\n"
             if not is_running:
@@ -195,5 +195,5 @@ def make_app(config: ConsoleConfig, folder: Path, *, token: str, port: int) -> S
     return Starlette(
         routes=Console(Folder(folder.resolve()), config).routes(),
         middleware=[Middleware(Guard, token=token, port=port, host=config.host)],
-        exception_handlers={NoSuchRunError: _no_such_run, Exception: _unreadable},
+        exception_handlers={UnknownRunError: _no_such_run, Exception: _unreadable},
     )

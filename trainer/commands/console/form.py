@@ -20,7 +20,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from trainer.commands.console.pages import Folder, NoSuchRunError
+from trainer.commands.console.pages import Folder, UnknownRunError
 from trainer.config import sources
 from trainer.config.keys import shown
 from trainer.config.schema import ConsoleConfig, Launch, StrategyName
@@ -206,7 +206,7 @@ def from_run(name: str, folder: Folder) -> dict[str, str]:
     """What the form is filled with to start from another run's config; empty if there is no such run."""
     try:
         config = RunDirectory(folder.run(name)).read_config()
-    except NoSuchRunError:
+    except UnknownRunError:
         return {}
     chosen = config.optimizer.given  # the other settings come from the model
     changed = [row for row in settings.changed(config) if _is_chosen(row[0], chosen)]

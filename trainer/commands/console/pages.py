@@ -46,7 +46,7 @@ FILES = (  # and these
 )
 
 
-class NoSuchRunError(Exception):
+class UnknownRunError(Exception):
     """An address names no run below the console's folder."""
 
 
@@ -60,7 +60,7 @@ class Folder:
         """The directory of a run by its path from the folder.
 
         Raises:
-            NoSuchRunError: if there is none, or a link leads out of the folder.
+            UnknownRunError: if there is none, or a link leads out of the folder.
         """
         root = self.path.resolve()
         try:
@@ -68,8 +68,8 @@ class Folder:
             if path != root and path.is_relative_to(root) and runs.is_run(path) and not _has_links(path):
                 return path
         except (OSError, ValueError, RuntimeError) as error:  # a name that no file can have, a loop of links
-            raise NoSuchRunError(name) from error
-        raise NoSuchRunError(name)
+            raise UnknownRunError(name) from error
+        raise UnknownRunError(name)
 
     def name(self, path: Path) -> str:
         """The path of a run from the folder."""
@@ -79,7 +79,7 @@ class Folder:
         """Whether a run is there and running."""
         try:
             return lease.owner(RunDirectory(self.run(name))) is not None
-        except NoSuchRunError:
+        except UnknownRunError:
             return False
 
     def runs(self) -> list[tuple[str, Path]]:
@@ -88,7 +88,7 @@ class Folder:
         for path in runs.find(self.path):
             try:
                 found.append((self.name(path), self.run(self.name(path))))
-            except NoSuchRunError:  # a link that leads out
+            except UnknownRunError:  # a link that leads out
                 continue
         return found
 
@@ -248,7 +248,7 @@ def file(folder: Folder, name: str, path: str) -> Path:
     """A file of a run that may be downloaded.
 
     Raises:
-        NoSuchRunError: if there is none, or it is another one.
+        UnknownRunError: if there is none, or it is another one.
     """
     directory = folder.run(name)
     try:
@@ -257,8 +257,8 @@ def file(folder: Folder, name: str, path: str) -> Path:
         if found.is_file() and (FOLDERS.get(top) == len(parts) or str(Path(top, *parts)) in FILES):
             return found
     except (OSError, ValueError, RuntimeError) as error:
-        raise NoSuchRunError(f"{name}/{path}") from error
-    raise NoSuchRunError(f"{name}/{path}")
+        raise UnknownRunError(f"{name}/{path}") from error
+    raise UnknownRunError(f"{name}/{path}")
 
 
 def version(folder: Folder, name: str) -> str:
@@ -276,7 +276,7 @@ def _modified(file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Log:
+class ShownLog:
     """A part of a task's log."""
 
     lines: Sequence[tuple[int | None, str]]  # the number of each, where the log was read from its begin
@@ -287,12 +287,12 @@ def log(folder: Folder, name: str, task: str, query: Mapping[str, str]) -> str:
     """The page of a task's log: its end, the lines with a text, or its first failure.
 
     Raises:
-        NoSuchRunError: if the run has no such task.
+        UnknownRunError: if the run has no such task.
     """
     path = folder.run(name)
     file = (path / _task(RunDirectory(path).read_plan(), task, name).log).resolve()
     if not file.is_relative_to(path):
-        raise NoSuchRunError(f"{name} {task}")
+        raise UnknownRunError(f"{name} {task}")
     text, wants_failure = query.get("search", ""), "failure" in query
     failure = _first_failure(file) if wants_failure else None
     shown = _search(file, text) if text else failure or _tail(file)
@@ -313,18 +313,18 @@ def _task(plan: Plan, task: str, name: str) -> Any:
     for one in plan.tasks:
         if one.name == task:
             return one
-    raise NoSuchRunError(f"{name} {task}")
+    raise UnknownRunError(f"{name} {task}")
 
 
-def _tail(file: Path) -> Log:
+def _tail(file: Path) -> ShownLog:
     if not file.exists():
-        return Log([], False)
+        return ShownLog([], False)
     with file.open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - TAIL_BYTES))
         lines = opened.read().decode(errors="replace").splitlines()
     is_cut = size > TAIL_BYTES or len(lines) > LOG_LINES
-    return Log([(None, line) for line in lines[-LOG_LINES:]], is_cut)
+    return ShownLog([(None, line) for line in lines[-LOG_LINES:]], is_cut)
 
 
 def _numbered(file: Path) -> Iterator[tuple[int, str]]:
@@ -333,17 +333,17 @@ def _numbered(file: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate((line.rstrip("\n") for line in opened), 1)
 
 
-def _search(file: Path, text: str) -> Log:
+def _search(file: Path, text: str) -> ShownLog:
     """The last lines that have a text, in capitals or not."""
     matching = deque((line for line in _numbered(file) if text.lower() in line[1].lower()), maxlen=MAX_MATCHES + 1)
-    return Log(list(matching)[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
+    return ShownLog(list(matching)[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
 
 
-def _first_failure(file: Path) -> Log | None:
+def _first_failure(file: Path) -> ShownLog | None:
     """The first line of a failure, with what is around it."""
     lines, before = _numbered(file), deque[tuple[int, str]](maxlen=LINES_BEFORE)
     for number, line in lines:
         if BAD.search(line):
-            return Log([*before, (number, line), *islice(lines, LOG_LINES)], number > LINES_BEFORE + 1)
+            return ShownLog([*before, (number, line), *islice(lines, LOG_LINES)], number > LINES_BEFORE + 1)
         before.append((number, line))
     return None

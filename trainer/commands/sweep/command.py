@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from trainer.commands.start import Start
 from trainer.commands.sweep import runner, sampler, shares, space
 from trainer.commands.sweep.space import Range, Space, Values
-from trainer.commands.sweep.trials import Settings, Sweep, Trial
+from trainer.commands.sweep.trials import Sweep, SweepSettings, Trial
 from trainer.config import arguments, compose
 from trainer.config.schema import BestIs, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
@@ -93,15 +93,15 @@ def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
     return _run_grid(config, _settings(config, command, found, len(jobs)), found)
 
 
-def _settings(config: RunConfig, command: list[str], found: dict[str, Any], trials: int) -> Settings:
+def _settings(config: RunConfig, command: list[str], found: dict[str, Any], trials: int) -> SweepSettings:
     metric = config.sweep.metric
     is_own = metric == f"eval_{config.evaluate.best_metric}"
     is_lowest = evaluations.prefers_less(metric, config.evaluate.best_is if is_own else BestIs.auto)
     own = shares.machine_of(config.sweep, this_machine()).cores if shares.are_asked_for(config.sweep) else None
-    return Settings(command, found, metric, is_lowest, config.train.steps, trials, cores=own)
+    return SweepSettings(command, found, metric, is_lowest, config.train.steps, trials, cores=own)
 
 
-def _run_grid(config: RunConfig, settings: Settings, found: Space) -> int:
+def _run_grid(config: RunConfig, settings: SweepSettings, found: Space) -> int:
     combinations = list(space.grid(found))
     sweep = Sweep(_folder(config), replace(settings, trials=len(combinations), parallel=1), found)
     sweep.add(*combinations[len(sweep.trials) :])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.commands.sweep import hparams, results, sampler, table
-from trainer.commands.sweep.shares import Share
+from trainer.commands.sweep.shares import TrialShare
 from trainer.commands.sweep.space import Values, overrides
 from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial, rungs, survivors
 from trainer.config import shell
@@ -36,7 +36,7 @@ Suggest = Callable[
 ]  # (number of the trial, earlier trials that have ended) -> its values
 
 
-def run(sweep: Sweep, shares: Sequence[Share], suggest: Suggest | None = None) -> int:
+def run(sweep: Sweep, shares: Sequence[TrialShare], suggest: Suggest | None = None) -> int:
     """Runs what is left of a sweep; returns 0, 130 or 143 if it was stopped, or a trial's code if none has a score.
 
     Every trial is remembered before it starts, and its score when it has one. A run that a killed sweep left goes on
@@ -51,7 +51,7 @@ def run(sweep: Sweep, shares: Sequence[Share], suggest: Suggest | None = None) -
         if trial.code not in (exit_codes.OK, *LASTING):
             trial.state = WAITING  # once more
     rounds = rungs(settings.steps, settings.trials, settings.halving)
-    runner = _Runner(sweep, shares)
+    runner = _TrialRunner(sweep, shares)
     with runner.until_stopped():
         runner.wait_for_leftovers()
         for number, (steps, count) in enumerate(rounds):
@@ -81,14 +81,14 @@ class _Running:
 
     trial: Trial
     steps: int
-    share: Share
+    share: TrialShare
     process: subprocess.Popen[bytes] | None = None
 
 
-class _Runner:
+class _TrialRunner:
     """Runs trials, as many at a time as there are shares, until this process is asked to stop."""
 
-    def __init__(self, sweep: Sweep, shares: Sequence[Share]) -> None:
+    def __init__(self, sweep: Sweep, shares: Sequence[TrialShare]) -> None:
         self.stopped_by = 0  # the number of a signal
         self._sweep = sweep
         self._free = list(shares)
@@ -224,7 +224,7 @@ def _reason(lines: Sequence[str]) -> str:
     return (named[-1:] or said[-1:] or ["nothing was printed"])[0][:LONGEST]
 
 
-def _conclude(sweep: Sweep, share: Share) -> None:
+def _conclude(sweep: Sweep, share: TrialShare) -> None:
     """Draws the results, names the best trial, and links it; `share` is that of a trial."""
     results.write(sweep)
     try:

@@ -15,7 +15,7 @@ from trainer.plan.environment import VISIBLE, allotted_gpus
 
 
 @dataclass(frozen=True)
-class Share:
+class TrialShare:
     """What one trial at a time may use; None: all that the sweep may."""
 
     cores: frozenset[int] | None = None
@@ -43,15 +43,15 @@ class Share:
             os.sched_setaffinity(0, before)
 
 
-def shares(config: RunConfig, machine: Machine) -> list[Share]:
+def shares(config: RunConfig, machine: Machine) -> list[TrialShare]:
     """As many as `sweep.parallel`."""
     asked = config.sweep
     if not are_asked_for(asked):
-        return [Share()]
+        return [TrialShare()]
     one = machine_of(asked, machine)
     cores, gpus = sorted(os.sched_getaffinity(0)), allotted_gpus(os.environ) or [*map(str, range(machine.gpus))]
     return [
-        Share(frozenset(_nth(cores, one.cores, number)), tuple(_nth(gpus, one.gpus, number)))
+        TrialShare(frozenset(_nth(cores, one.cores, number)), tuple(_nth(gpus, one.gpus, number)))
         for number in range(asked.parallel)
     ]
 

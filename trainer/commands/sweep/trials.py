@@ -53,7 +53,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SweepSettings:
     """What a sweep is; the same command continues it."""
 
     command: list[str]  # overrides that all trials have
@@ -68,13 +68,13 @@ class Settings:
     cores: int | None = None  # of each trial, on which its threads and so its bits depend; None: all
 
 
-DEFAULTS = {one.name: one.default for one in fields(Settings)}
+DEFAULTS = {one.name: one.default for one in fields(SweepSettings)}
 
 
 class Sweep:
     """A folder of trials."""
 
-    def __init__(self, path: Path, settings: Settings, space: Space) -> None:
+    def __init__(self, path: Path, settings: SweepSettings, space: Space) -> None:
         """Opens the folder, or makes it; `space` is what the settings say of it.
 
         Raises:

@@ -23,7 +23,7 @@ from trainer.engine.devices import device_of
 from trainer.engine.queues import drain
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import HOLD, JOIN, STOP_PUSH, Log
+from trainer.engine.sharded.resources import HOLD, JOIN, STOP_PUSH, ArrivalLog
 from trainer.engine.update import STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import message_of
@@ -51,7 +51,7 @@ class ArrivalsHost(ShardHost):
         """Builds the host's graph from the options of `ShardHost`."""
         super().__init__(**options, has_log=True)
         assert self.shared.log is not None
-        self.log: Log = self.shared.log
+        self.log: ArrivalLog = self.shared.log
         self.counts = staleness.empty(self.workers)
         self._arrived_at: dict[str, float] = {}  # by worker whose gradient is in the next update, Unix time
         self._newest = 0  # the vector's place in shared memory

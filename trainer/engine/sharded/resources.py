@@ -44,7 +44,7 @@ class Resizable:
 
 
 @dataclass(frozen=True)
-class Log:
+class ArrivalLog:
     """The order in which gradients arrived at a host of async or backup, and copies of its state on request."""
 
     arrivals: Any  # queue of [ARRIVAL] int32: what was pushed here
@@ -69,7 +69,7 @@ class Shared:
     tokens: Mapping[int, Any]  # by worker, queue of int64 tags
     loads: Any  # queue of (flat, slots...[, the checkpoint that has the rows of tables])
     goodbyes: Any  # queue of worker numbers
-    log: Log | None
+    log: ArrivalLog | None
     rows: Mapping[int, Resizable]  # by worker: the rows of tables that it pulls with the vector, where they are sent
 
 
@@ -110,13 +110,13 @@ def share(
             flat = variable(f"{name}flat", [shard.size])
             return flat, {slot: variable(f"{name}slots/{slot}", [shard.slot_size(slot)]) for slot in slots}
 
-    def log() -> Log:
+    def log() -> ArrivalLog:
         flat, held = vectors("held/")
         counts = variable("contributions", [workers, COLUMNS], tf.int64)
         arrivals, order = (log_queue(shard, name) for name in ("arrivals", "order"))
         joined = {w: queue(f"joined{w}", [tf.int64], [[]]) for w in numbers}
         copied = {w: queue(f"held{w}", [tf.int64], [[]]) for w in numbers}
-        return Log(arrivals, order, copied, flat, held, counts, joined)
+        return ArrivalLog(arrivals, order, copied, flat, held, counts, joined)
 
     def sent() -> dict[int, Any]:
         if not wire.has_messages:

@@ -24,7 +24,7 @@ from trainer.engine.queues import take
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
 from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, cut_message, share
-from trainer.engine.tables.messages import Question, SentTables
+from trainer.engine.tables.messages import RowQuery, SentTables
 from trainer.engine.tables.worker import Tables
 from trainer.engine.update import BAD, DIVISOR, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
@@ -109,7 +109,7 @@ class WorkerGraph:
     contributions: tf.Tensor | None  # under async and backup
     goodbyes: list[tf.Operation]
     prefetch: PrefetchGraph | None
-    question: Question | None  # asks for the rows of the first step, where rows are sent
+    question: RowQuery | None  # asks for the rows of the first step, where rows are sent
 
 
 def build_graph(spec: WorkerSpec) -> WorkerGraph:
@@ -151,7 +151,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
         )
 
 
-def _build_question(spec: WorkerSpec) -> Question | None:
+def _build_question(spec: WorkerSpec) -> RowQuery | None:
     if not isinstance(spec.tables, SentTables):
         return None
     with tf.device(spec.here):

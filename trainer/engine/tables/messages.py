@@ -155,12 +155,12 @@ class SentTables(Tables):
         written = tensors_of(write, [1.0 if scale is None else scale, *mean, *next_places], kinds)
         return [tf.ensure_shape(one, [None]) for one in written]
 
-    def question(self) -> Question:
+    def question(self) -> RowQuery:
         """Asks every host for the rows of a first step."""
         tag, questions = v1.placeholder(tf.int64, []), [v1.placeholder(tf.string, []) for _ in self._shards]
-        return Question(tag, questions, self._ask(READ, tag, questions))
+        return RowQuery(tag, questions, self._ask(READ, tag, questions))
 
-    def first_payloads(self, session: Any, question: Question, places: Places, tag: int) -> list[np.ndarray]:
+    def first_payloads(self, session: Any, question: RowQuery, places: Places, tag: int) -> list[np.ndarray]:
         """What each host would have sent with its token if a push had asked for these places.
 
         Args:
@@ -244,7 +244,7 @@ class SentTables(Tables):
         return given
 
 
-class Question(NamedTuple):
+class RowQuery(NamedTuple):
     """Asks all hosts for rows; what is fed, and what is fetched."""
 
     tag: tf.Tensor

@@ -34,14 +34,14 @@ MARK = "/trainer/mark"  # in a container: a file of the run directory that this 
 
 
 @dataclass(eq=False)
-class Engine:
+class DockerEngine:
     """A host's Docker engine."""
 
     tunnel: Tunnel
     client: docker.DockerClient
 
     @classmethod
-    def connect(cls, command: Sequence[str], there: str, folder: Path, host: str) -> Engine:
+    def connect(cls, command: Sequence[str], there: str, folder: Path, host: str) -> DockerEngine:
         """Reaches a host's engine; sockets of this machine are put into `folder`.
 
         Raises:
@@ -74,11 +74,11 @@ class Engines:
 
     def __init__(self, config: RunConfig) -> None:
         """Reaches nothing yet."""
-        self.by_host: dict[str, Engine] = {}
+        self.by_host: dict[str, DockerEngine] = {}
         self._command, self._there = ssh.command(config.launch.ssh), config.launch.docker_socket
         self._hosts = list(dict.fromkeys(host_by_task(config.cluster).values()))
         self._folder = Path(tempfile.mkdtemp(prefix="trainer-"))  # short: a socket's path has 107 bytes at most
-        self._made: list[Engine] = []
+        self._made: list[DockerEngine] = []
 
     def __enter__(self) -> Engines:
         """Reaches the engine of every host.
@@ -100,9 +100,9 @@ class Engines:
             engine.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def connect(self, host: str) -> Engine:
-        """A new connection to a host's engine; raises as `Engine.connect` does."""
-        engine = Engine.connect(self._command, self._there, self._folder, host)
+    def connect(self, host: str) -> DockerEngine:
+        """A new connection to a host's engine; raises as `DockerEngine.connect` does."""
+        engine = DockerEngine.connect(self._command, self._there, self._folder, host)
         self._made.append(engine)
         return engine
 
@@ -195,7 +195,7 @@ class ContainersOnHosts:
         self._tasks[host] = tasks
         return tasks
 
-    def _handle(self, host: str, engine: Engine, item: TaskEvent | Exception) -> list[TaskEvent]:
+    def _handle(self, host: str, engine: DockerEngine, item: TaskEvent | Exception) -> list[TaskEvent]:
         if self._engines.by_host.get(host) is not engine:
             return []  # of a connection that was lost since
         if isinstance(item, Exception):
@@ -225,7 +225,7 @@ class ContainersOnHosts:
         else:
             self._news.put(partial(self._reached, host, engine))
 
-    def _reached(self, host: str, engine: Engine) -> list[TaskEvent]:
+    def _reached(self, host: str, engine: DockerEngine) -> list[TaskEvent]:
         self._engines.by_host[host] = engine
         tasks = self._add(host)
         try:

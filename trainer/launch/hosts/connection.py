@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from trainer.launch.hosts.order import Order
+from trainer.launch.hosts.order import NurseryOrder
 from trainer.launch.messages import HostFacts, Request, TaskEvent, decode, encode
 from trainer.launch.processes.tasks import REUSE_PORT
 from trainer.plan.environment import for_tasks
@@ -28,7 +28,7 @@ ERROR_LINES = 3  # of what the command said, in a message
 class Connection:
     """A command that runs a nursery on a host; `answer` is set when the host has replied."""
 
-    def __init__(self, prefix: Sequence[str], order: Order) -> None:
+    def __init__(self, prefix: Sequence[str], order: NurseryOrder) -> None:
         """Starts it; nothing is waited for.
 
         Args:
@@ -111,7 +111,7 @@ class Connection:
         self._stderr.close()
 
 
-def _command_line(order: Order) -> str:
+def _command_line(order: NurseryOrder) -> str:
     """What a shell on the host runs: the same Python in the same directory."""
     own = {name: value for name, value in os.environ.items() if CARRIED.fullmatch(name)}
     settings = [f"{name}={shlex.quote(value)}" for name, value in (own | for_tasks(os.environ) | REUSE_PORT).items()]

@@ -5,7 +5,7 @@
 
 First it answers what the launcher must know of this host, before it imports TensorFlow, and holds the ports that the
 tasks will listen on. It ends its tasks and itself when stdin ends, or when the launcher has been silent for long: a
-machine that loses its power closes no connection. ORDER is the JSON of an `Order`.
+machine that loses its power closes no connection. ORDER is the JSON of an `NurseryOrder`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from trainer.config import versions
-from trainer.launch.hosts.order import TOKEN, Order
+from trainer.launch.hosts.order import TOKEN, NurseryOrder
 from trainer.launch.messages import HostFacts, encode
 from trainer.launch.processes import nursery
 from trainer.launch.processes.ports import HeldPorts
@@ -62,7 +62,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # sent to all processes of a job, they are for the tasks
     given = json.loads(sys.argv[1])
-    order = Order(**{**given, "held": tuple(given["held"])})
+    order = NurseryOrder(**{**given, "held": tuple(given["held"])})
     pipes, record = Pipes(), _fence(order)
     try:
         with HeldPorts(order.ports) as ports:
@@ -93,7 +93,7 @@ def _hold(ports: HeldPorts, port: int) -> None:
             time.sleep(0.1)
 
 
-def _describe(order: Order, ports: list[int]) -> HostFacts:
+def _describe(order: NurseryOrder, ports: list[int]) -> HostFacts:
     machine = this_machine()
     return HostFacts(
         version=versions.describe(),
@@ -111,7 +111,7 @@ def _read(path: Path) -> str:
     return ""
 
 
-def _fence(order: Order) -> Path:
+def _fence(order: NurseryOrder) -> Path:
     """Ends the nursery that an earlier launch, or a lost connection, left on this host: its tasks end with it.
 
     Returns:

@@ -17,7 +17,7 @@ from trainer.config.words import count
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch import ssh
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import TOKEN, Order
+from trainer.launch.hosts.order import TOKEN, NurseryOrder
 from trainer.launch.hosts.tasks import HostTasks
 from trainer.launch.messages import HostFacts
 from trainer.launch.run import supervise
@@ -43,7 +43,9 @@ def connected(config: RunConfig, directory: RunDirectory) -> Iterator[HostTasks]
     """
     with Lease(directory), _token(directory.path) as token:
         counts = Counter(host_by_task(config.cluster).values())
-        orders = [Order(host, str(directory.path), token, PORTS_OF_TASK * count) for host, count in counts.items()]
+        orders = [
+            NurseryOrder(host, str(directory.path), token, PORTS_OF_TASK * count) for host, count in counts.items()
+        ]
         # Each host says which GPUs its tasks may use; this machine's limit does not hold for them.
         os.environ.pop(VISIBLE, None)
         connect = _by_step if config.launch.name is Launch.slurm else partial(_by_ssh, ssh.command(config.launch.ssh))
@@ -77,7 +79,7 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: HostTasks
     return supervise(config, plan, directory, tasks, started_at=started_at)
 
 
-def _by_step(order: Order) -> Connection:
+def _by_step(order: NurseryOrder) -> Connection:
     """In a step of this job of Slurm, with all that the job has on the node."""
     cpus = dict(zip(slurm.nodes(os.environ), slurm.cpus_of_nodes(os.environ), strict=False)).get(order.host)
     one = [
@@ -92,7 +94,7 @@ def _by_step(order: Order) -> Connection:
     return Connection(["srun", *one, *([f"--cpus-per-task={cpus}"] if cpus else []), "sh", "-c"], order)
 
 
-def _by_ssh(command: Sequence[str], order: Order) -> Connection:
+def _by_ssh(command: Sequence[str], order: NurseryOrder) -> Connection:
     return Connection([*command, order.host], order)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Order:
+class NurseryOrder:
     """What the nursery of a host is to be given."""
 
     host: str  # its name in the config

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from trainer.faults import exit_codes
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import Order
+from trainer.launch.hosts.order import NurseryOrder
 from trainer.launch.messages import Exited, HostFacts, SignalTask, Started, StartTask, Stay, TaskEvent
 from trainer.observe.peers import PeerError
 
@@ -18,13 +18,13 @@ STAY_SECS = 5.0  # between two requests that tell a nursery that its launcher li
 HUNG_SECS = 60.0  # without an answer, after which a host is lost though the way to it is open
 IMPORT_SECS = 600.0  # before the first answer: it imports TensorFlow, perhaps from a slow file server
 
-Connect = Callable[[Order], Connection]
+Connect = Callable[[NurseryOrder], Connection]
 
 
 class HostTasks:
     """The nurseries of all hosts; leaving the block ends them, and the tasks with them."""
 
-    def __init__(self, orders: Sequence[Order], connect: Connect) -> None:
+    def __init__(self, orders: Sequence[NurseryOrder], connect: Connect) -> None:
         """Starts a nursery on every host; nothing is waited for."""
         self._connect, self._orders = connect, {order.host: order for order in orders}
         self._host_of: Mapping[str, str] = {}  # by task

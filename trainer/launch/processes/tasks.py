@@ -36,7 +36,7 @@ from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.environment import MEMORY, for_tasks
 
 if TYPE_CHECKING:
-    from trainer.plan.description import Question, Waits
+    from trainer.plan.description import ModelProbe, Waits
 
 REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 
@@ -103,7 +103,7 @@ class ProcessTasks:
         if self.memory is not None:
             os.close(self.memory)
 
-    def describe(self, question: Question, waits: Waits = lambda *_: None) -> dict[str, Any]:
+    def describe(self, question: ModelProbe, waits: Waits = lambda *_: None) -> dict[str, Any]:
         """Describes a model, which a child of the nursery builds.
 
         Args:
@@ -122,7 +122,7 @@ class ProcessTasks:
                     case Describing(of) if of == name:
                         waits(event.line, event.secs)
 
-    def _failure(self, question: Question, code: int) -> dict[str, Any]:
+    def _failure(self, question: ModelProbe, code: int) -> dict[str, Any]:
         """Returns the answer for a child that ended without giving one."""
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned exit code {code} (os._exit?)"
         text = f"the process that builds the model and opens the data {ended}"

@@ -7,7 +7,7 @@ from trainer.observe.placement.executed import COMPILED, Operation
 from trainer.observe.placement.record import (
     STEP,
     UPDATE,
-    Record,
+    PlacementRecord,
     group_by,
     pin_of,
     planned_replicas,
@@ -19,13 +19,13 @@ from trainer.plan.plan import Plan, Task
 EXAMPLES = 3  # names in a sentence that is about many operations
 
 
-def differences(record: Record, plan: Plan) -> list[str]:
+def differences(record: PlacementRecord, plan: Plan) -> list[str]:
     """A sentence for each thing that ran elsewhere than planned, or not at all."""
     of_replicas = [*_of_replicas(record, plan), *_of_missing(record, plan)] if record.run == STEP else []
     return [*_of_shards(record, plan), *of_replicas]
 
 
-def _of_shards(record: Record, plan: Plan) -> Iterator[str]:
+def _of_shards(record: PlacementRecord, plan: Plan) -> Iterator[str]:
     for shard in plan.shards:
         host = record.task if shard.host == "worker" else shard.host  # under all_reduce each worker holds it
         if record.run == UPDATE and host != record.task:
@@ -40,7 +40,7 @@ def _of_shards(record: Record, plan: Plan) -> Iterator[str]:
                 yield sentence + _excuse(record, plan.task_named(host), planned, vector.device)
 
 
-def _of_replicas(record: Record, plan: Plan) -> Iterator[str]:
+def _of_replicas(record: PlacementRecord, plan: Plan) -> Iterator[str]:
     """Operations that compute, but neither on their replica's device nor on that of their pinned layer."""
     everywhere = planned_replicas(plan)
     elsewhere: dict[tuple[str, str, str], list[Operation]] = {}
@@ -62,7 +62,7 @@ def _of_replicas(record: Record, plan: Plan) -> Iterator[str]:
         yield sentence + _excuse(record, plan.task_named(record.task), planned, ran)
 
 
-def _of_missing(record: Record, plan: Plan) -> Iterator[str]:
+def _of_missing(record: PlacementRecord, plan: Plan) -> Iterator[str]:
     """Replicas and pinned layers without operations, so that a check of nothing does not pass."""
     own = group_by(replica_of, [o for o in record.operations if o.computes])
     for index, (task, device) in enumerate(planned_replicas(plan)):
@@ -84,7 +84,7 @@ def _of_missing(record: Record, plan: Plan) -> Iterator[str]:
                 yield f"{planned}, but none of its operations ran"  # a layer without parameters may have none
 
 
-def _excuse(record: Record, task: Task, planned: str, ran: str) -> str:
+def _excuse(record: PlacementRecord, task: Task, planned: str, ran: str) -> str:
     """The likely reason, if soft placement explains it: every operation has a kernel for the CPU."""
     cpus = [record.where(task.name, f"/cpu:{index}") for index in range(task.cpus)]
     same_task = planned.rpartition("/")[0] == ran.rpartition("/")[0]

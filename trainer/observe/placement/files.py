@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer.observe.placement.differences import differences
 from trainer.observe.placement.page import page
-from trainer.observe.placement.record import Record
+from trainer.observe.placement.record import PlacementRecord
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
 
@@ -14,7 +14,7 @@ from trainer.storage.atomic import write_atomically
 _writing = threading.Lock()
 
 
-def write(run: Path, record: Record, plan: Plan) -> None:
+def write(run: Path, record: PlacementRecord, plan: Plan) -> None:
     """Writes a task's part, e.g. placement/worker-0.step.json, and merges all parts so far."""
     folder = run / "placement"
     folder.mkdir(parents=True, exist_ok=True)
@@ -25,10 +25,10 @@ def write(run: Path, record: Record, plan: Plan) -> None:
         # Again if another task's part arrived meanwhile: that task may have merged first and be overwritten here.
         while (parts := {part: part.stat().st_mtime_ns for part in folder.glob("*.json")}) != merged:
             merged = parts
-            _merge(run, [Record.from_json(json.loads(part.read_text())) for part in parts], plan)
+            _merge(run, [PlacementRecord.from_json(json.loads(part.read_text())) for part in parts], plan)
 
 
-def _merge(run: Path, records: list[Record], plan: Plan) -> None:
+def _merge(run: Path, records: list[PlacementRecord], plan: Plan) -> None:
     """Writes placement.json and placement.html."""
     order = {task.name: number for number, task in enumerate(plan.tasks)}
     known = sorted((r for r in records if r.task in order), key=lambda r: (order[r.task], r.run))

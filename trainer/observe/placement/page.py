@@ -9,7 +9,7 @@ from typing import Any
 from trainer.observe.html import template
 from trainer.observe.placement.differences import differences
 from trainer.observe.placement.executed import COMPILED, Operation
-from trainer.observe.placement.record import STEP, UPDATE, Record, layers, replicas, vectors
+from trainer.observe.placement.record import STEP, UPDATE, PlacementRecord, layers, replicas, vectors
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 
@@ -18,7 +18,7 @@ SCOPE_DEPTH = 4  # "replica0/gradient_tape/model/dense_1"
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-def page(records: Sequence[Record], plan: Plan) -> str:
+def page(records: Sequence[PlacementRecord], plan: Plan) -> str:
     """Renders the page of the records written so far, in the order of the plan's tasks."""
     by_device = _operations_by_device(records)
     by_layer = _layers(records, plan)
@@ -41,14 +41,14 @@ def page(records: Sequence[Record], plan: Plan) -> str:
     )
 
 
-def _missing(records: Sequence[Record], plan: Plan) -> list[str]:
+def _missing(records: Sequence[PlacementRecord], plan: Plan) -> list[str]:
     """Records that are still to come."""
     written = {(record.task, record.run) for record in records}
     due = [(task.name, STEP) for task in plan.workers] + [(host, UPDATE) for host in plan.hosts]
     return [f"{task}, one {run}" for task, run in due if (task, run) not in written]
 
 
-def _operations_by_device(records: Sequence[Record]) -> dict[str, int]:
+def _operations_by_device(records: Sequence[PlacementRecord]) -> dict[str, int]:
     """How many operations ran on each device, also on those that only sent or received tensors."""
     counts = Counter(o.device for record in records for o in record.operations)
     for record in records:
@@ -56,7 +56,7 @@ def _operations_by_device(records: Sequence[Record]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _task(task: Task, records: Sequence[Record], plan: Plan) -> dict[str, Any]:
+def _task(task: Task, records: Sequence[PlacementRecord], plan: Plan) -> dict[str, Any]:
     roles = [*(["chief"] if task.is_chief else []), *(f"shard {s.index}" for s in plan.shards if s.host == task.name)]
     own = [
         {"run": record.run, "counts": {device: len(operations) for device, operations in record.devices.items()}}
@@ -66,7 +66,7 @@ def _task(task: Task, records: Sequence[Record], plan: Plan) -> dict[str, Any]:
     return {"name": task.name, "role": ", ".join(roles), "records": own}
 
 
-def _shard(shard: Shard, records: Sequence[Record], plan: Plan) -> dict[str, Any]:
+def _shard(shard: Shard, records: Sequence[PlacementRecord], plan: Plan) -> dict[str, Any]:
     own = [record for record in records if shard.host in (record.task, "worker")] or records
     pieces = [*((piece, "") for piece in shard.trainable), *((piece, " (state)") for piece in shard.state)]
     devices = dict.fromkeys(o.device for record in own for o in vectors(record, plan, shard))
@@ -77,7 +77,7 @@ def _nbytes(shard: Shard) -> int:
     return sum(4 * piece.size for piece in (*shard.trainable, *shard.state))
 
 
-def _layers(records: Sequence[Record], plan: Plan) -> list[dict[str, Any]]:
+def _layers(records: Sequence[PlacementRecord], plan: Plan) -> list[dict[str, Any]]:
     """Every layer once, with its operations by device over all replicas."""
     merged: dict[str, dict[str, Any]] = {}
     for record in records:
@@ -87,7 +87,7 @@ def _layers(records: Sequence[Record], plan: Plan) -> list[dict[str, Any]]:
     return [{**layer, "devices": dict(sorted(layer["devices"].items()))} for layer in merged.values()]
 
 
-def _scopes_by_device(record: Record) -> Iterator[tuple[str, int, dict[str, list[str]]]]:
+def _scopes_by_device(record: PlacementRecord) -> Iterator[tuple[str, int, dict[str, list[str]]]]:
     """(device, number of its operations, their lines by scope)."""
     for device, operations in record.devices.items():
         scopes = _by_scope(operations)

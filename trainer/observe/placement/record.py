@@ -23,7 +23,7 @@ STEP, UPDATE = "step", "update"  # of a worker's replicas; of a shard host
 
 
 @dataclass(frozen=True)
-class Record:
+class PlacementRecord:
     """Where the operations of one `Session.run` ran."""
 
     task: str  # whose session it was, "worker:0"
@@ -69,7 +69,7 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Record:
+    def from_json(cls, value: Mapping[str, Any]) -> PlacementRecord:
         operations = [Operation(**{**o, "device": d}) for d, own in value["devices"].items() for o in own]
         transfers = [Transfer(t["source"], t["target"], tuple(t["tensors"])) for t in value["transfers"]]
         return cls(value["task"], value["run"], tuple(sorted(operations)), tuple(transfers), value["scopes"])
@@ -82,7 +82,7 @@ def make_record(
     *,
     scopes: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
-) -> Record:
+) -> PlacementRecord:
     """A task's record of one `Session.run`.
 
     Args:
@@ -94,7 +94,7 @@ def make_record(
             variables are not operations.
     """
     handles = [Operation(name, "VarHandleOp", short(device)) for name, device in (variables or {}).items()]
-    return Record(task, run, tuple(sorted([*ran.operations, *handles])), ran.transfers, dict(scopes or {}))
+    return PlacementRecord(task, run, tuple(sorted([*ran.operations, *handles])), ran.transfers, dict(scopes or {}))
 
 
 def replica_of(name: str) -> int | None:
@@ -107,7 +107,7 @@ def is_backward(name: str) -> bool:
     return "gradient_tape/" in name
 
 
-def parameters(record: Record, plan: Plan) -> list[dict[str, Any]]:
+def parameters(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
     """The device of each parameter in the shards that this session used; a part of one also has its first float."""
     return [
         {"path": piece.path, "shape": list(piece.shape), "bytes": 4 * piece.size, "shard": shard.index}
@@ -119,7 +119,7 @@ def parameters(record: Record, plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def replicas(record: Record, plan: Plan) -> list[dict[str, Any]]:
+def replicas(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
     """Where each replica of this session ran: operations by device, forward and backward."""
     own = group_by(replica_of, record.operations)
     return [
@@ -134,7 +134,7 @@ def replicas(record: Record, plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def layers(record: Record, plan: Plan) -> list[dict[str, Any]]:
+def layers(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
     """Where each layer with a scope ran: operations by device, over this session's replicas."""
     own = group_by(record.layer_of.get, record.operations)
     return [
@@ -147,7 +147,7 @@ def layers(record: Record, plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def vectors(record: Record, plan: Plan, shard: Shard) -> list[Operation]:
+def vectors(record: PlacementRecord, plan: Plan, shard: Shard) -> list[Operation]:
     """The variables that hold a shard: its parameters, optimizer slots, and copies of both."""
     prefix = f"shard{shard.index}/"
     name = re.compile(rf"({prefix}){'?' if len(plan.shards) == 1 else ''}(held/)?(flat|slots/.+)")

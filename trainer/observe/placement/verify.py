@@ -5,7 +5,7 @@ from pathlib import Path
 from trainer.faults.exit_codes import TrainerError
 from trainer.observe.placement import files
 from trainer.observe.placement.differences import differences
-from trainer.observe.placement.record import Record
+from trainer.observe.placement.record import PlacementRecord
 from trainer.plan.plan import Plan
 
 
@@ -13,7 +13,7 @@ class PlacementError(TrainerError):
     """Something ran on a device other than the planned one."""
 
 
-def verify(record: Record, plan: Plan, run: Path | None) -> None:
+def verify(record: PlacementRecord, plan: Plan, run: Path | None) -> None:
     """Records where a task's step ran, and compares it with the plan.
 
     Args:

@@ -42,7 +42,7 @@ FILES = ("plan.json", "placement.html", "profile/trace.json")  # that the page l
 
 
 @dataclass(frozen=True)
-class Record:
+class ReportedRun:
     """All that the report shows of one run."""
 
     name: str
@@ -76,10 +76,10 @@ def write(path: Path, others: Sequence[Path] = (), file: Path | None = None, *, 
     return file
 
 
-def read(path: Path, name: str, *, is_over: bool = False) -> Record:
+def read(path: Path, name: str, *, is_over: bool = False) -> ReportedRun:
     """Reads a run directory; the rest as in `write`."""
     directory = RunDirectory(path)
-    return Record(
+    return ReportedRun(
         name=name,
         facts=runs.read(path, is_over=is_over),
         config=_read_config(path, directory.config.stat().st_mtime_ns),
@@ -104,7 +104,7 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
     return path.name if is_alone else f"{path.parent.name}/{path.name}"
 
 
-def render(records: Sequence[Record]) -> str:
+def render(records: Sequence[ReportedRun]) -> str:
     """Renders the page; the first run is shown in full, except for files of it that are damaged."""
     first, *others = records
     changed = settings.changed(first.config)
@@ -115,11 +115,11 @@ def render(records: Sequence[Record]) -> str:
     return _render([replace(first, **LEFT_OUT), *others], changed)
 
 
-def _render(records: Sequence[Record], changed: Sequence[tuple[str, str, str]]) -> str:
+def _render(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, str]]) -> str:
     return printable(template("report/page.html.j2").render(context(records, changed)))
 
 
-def context(records: Sequence[Record], changed: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+def context(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
     """What the template takes.
 
     Args:
@@ -153,7 +153,7 @@ def context(records: Sequence[Record], changed: Sequence[tuple[str, str, str]]) 
     }
 
 
-def _tiles(run: Record) -> Iterator[tuple[str, str, str]]:
+def _tiles(run: ReportedRun) -> Iterator[tuple[str, str, str]]:
     """(label, value, a word below it)."""
     facts, summary = run.facts, run.summary
     yield "state", facts.state, facts.failed or ("" if facts.phase == facts.state else facts.phase)
@@ -188,7 +188,7 @@ class Chart:
     logarithmic: Axes | None
 
 
-def _charts(records: Sequence[Record]) -> Iterator[Chart]:
+def _charts(records: Sequence[ReportedRun]) -> Iterator[Chart]:
     names = dict.fromkeys(name for record in records for line in record.history for name in line)
     names |= dict.fromkeys(name for record in records for line in record.evaluations for name in line)
     order = ["loss", *(name for name in names if name not in TITLES), "examples_per_second", "learning_rate"]
@@ -198,7 +198,7 @@ def _charts(records: Sequence[Record]) -> Iterator[Chart]:
             yield Chart(TITLES.get(name, name), linear, curves.draw(drawn, logarithmic=True))
 
 
-def _curves(record: Record, name: str, hue: int, is_one_of_several: bool) -> Iterator[Curve]:
+def _curves(record: ReportedRun, name: str, hue: int, is_one_of_several: bool) -> Iterator[Curve]:
     of = f"{record.name}, " if is_one_of_several else ""
     for lines_, kind in ((record.history, "training"), (record.evaluations, "evaluation")):
         points = [(line["step"], line[name]) for line in lines_ if line.get(name) is not None]
@@ -207,7 +207,7 @@ def _curves(record: Record, name: str, hue: int, is_one_of_several: bool) -> Ite
             yield Curve(f"{of}{kind}", points, own, is_dashed=is_one_of_several and kind == "evaluation")
 
 
-def _tasks(run: Record) -> list[dict[str, Any]]:
+def _tasks(run: ReportedRun) -> list[dict[str, Any]]:
     attempts, states = (run.status.get(key) or {} for key in ("attempts", "states"))
     pages = runs.pages_of(run.status)
     ended = run.summary.get("tasks") or {}
@@ -227,7 +227,7 @@ def _tasks(run: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _waits(run: Record) -> dict[str, Any] | None:
+def _waits(run: ReportedRun) -> dict[str, Any] | None:
     """Who waited for whom: the columns, and a row for each worker with its seconds and its share of all its waiting."""
     table = run.summary.get("waits") or run.status.get("waits") or {}
     if not table:
@@ -247,7 +247,7 @@ def _by_index(task: str) -> tuple[str, int]:
     return job, int(index or 0)
 
 
-def _events(run: Record) -> list[dict[str, Any]]:
+def _events(run: ReportedRun) -> list[dict[str, Any]]:
     """The last events as a person reads them."""
     return [
         {
@@ -260,7 +260,7 @@ def _events(run: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _commands(run: Record) -> list[str]:
+def _commands(run: ReportedRun) -> list[str]:
     """The commands that launched the run, in order, each once."""
     return list(dict.fromkeys(shell.joined(event.command) for event in run.events if event.command))
 

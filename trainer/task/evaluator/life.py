@@ -48,7 +48,7 @@ def run(context: Context) -> bool:
     devices = tf.compat.v1.Session(graph=tf.Graph(), config=context.session_config([]))
     context.status.is_listening = True
     scorer = _make_scorer(context)
-    chief = ChiefWatch(context.plan.task("worker", 0))
+    chief = ChiefStatus(context.plan.task("worker", 0))
     if starts_elsewhere or not (_has(directory.checkpoints, steps) or _has_ended_early(directory)):
         _meet(context, chief.task)
     stop.let_step_finish()
@@ -112,7 +112,7 @@ def _has_ended_early(directory: RunDirectory) -> bool:
         return False
 
 
-def _describe_gone(chief: ChiefWatch, directory: RunDirectory, steps: int) -> str:
+def _describe_gone(chief: ChiefStatus, directory: RunDirectory, steps: int) -> str:
     last = directory.checkpoints / f"{steps:09d}"
     return (
         f"{chief.task.name} at {chief.task.control} has not answered for {GONE_SECS:.0f} s; it last reported step "
@@ -121,7 +121,7 @@ def _describe_gone(chief: ChiefWatch, directory: RunDirectory, steps: int) -> st
     )
 
 
-class ChiefWatch:
+class ChiefStatus:
     """What the chief's status page says, and for how long the chief has been silent."""
 
     def __init__(self, task: Task, *, now: Callable[[], float] = time.monotonic) -> None:
