@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.src.layers.preprocessing.index_lookup import IndexLookup
 
 from trainer.workload.data.examples import DataError
+from trainer.workload.patches import patched
 from trainer.workload.paths import Paths
 
 State = Mapping[str, np.ndarray]  # what a layer has learned, by name
@@ -43,14 +44,8 @@ class Adapting:
     @contextmanager
     def during(self) -> Iterator[None]:
         """Within, layers adapt as this says."""
-        before = {kind: vars(kind)["adapt"] for kind in KINDS}
-        for kind, adapt in before.items():
-            kind.adapt = self._replacing(adapt)  # type: ignore[attr-defined]
-        try:
+        with patched(*((kind, "adapt", self._replacing(vars(kind)["adapt"])) for kind in KINDS)):
             yield
-        finally:
-            for kind, adapt in before.items():
-                kind.adapt = adapt  # type: ignore[attr-defined]
 
     def _replacing(self, adapt: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(adapt)

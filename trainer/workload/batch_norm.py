@@ -15,6 +15,8 @@ from contextlib import contextmanager
 import keras
 import tensorflow as tf
 
+from trainer.workload.patches import patched
+
 
 @contextmanager
 def fused(model: keras.Model) -> Iterator[None]:
@@ -24,13 +26,8 @@ def fused(model: keras.Model) -> Iterator[None]:
     compute in another type than float32 (layers of a lower precision compute BatchNorm in float32).
     """
     layers = [layer for layer in model._flatten_layers(include_self=False) if _can_fuse(layer)]
-    for layer in layers:
-        object.__setattr__(layer, "call", _call_fused(layer))
-    try:
+    with patched(*((layer, "call", _call_fused(layer)) for layer in layers)):
         yield
-    finally:
-        for layer in layers:
-            object.__delattr__(layer, "call")
 
 
 def _can_fuse(layer: keras.Layer) -> bool:

@@ -15,6 +15,7 @@ from trainer.config.schema import OptimizerConfig, ScheduleName
 from trainer.config.words import count
 from trainer.plan.description import CompiledOptimizer, LeftOut
 from trainer.workload.loss_scale import FIRST, GROWTH_STEPS
+from trainer.workload.patches import patched
 
 # Keys of the config by attribute of the optimizer, where they differ.
 KEYS = {
@@ -53,11 +54,8 @@ def noted() -> Iterator[None]:
         model._names_optimizer = bool(args) or "optimizer" in options
         compile_model(model, *args, **options)
 
-    Trainer.compile = compile_and_note
-    try:
+    with patched((Trainer, "compile", compile_and_note)):
         yield
-    finally:
-        Trainer.compile = compile_model
 
 
 def read(model: keras.Model) -> CompiledOptimizer | None:

@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
+from trainer.workload.patches import patched
+
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # reductions
 OF_PAIRS = (keras.losses.Circle,)  # losses that compare each example with the others of its batch
 LEAST = 1e-20  # replaces a count of zero: negligible beside other counts, and a mean over it alone is still defined
@@ -62,13 +64,10 @@ class Counting:
     @contextmanager
     def during(self, compiled: Any) -> Iterator[None]:
         """Records the losses of a built `CompileLoss` that are called in this context."""
-        reduce, losses = keras_loss.reduce_weighted_values, compiled._flat_losses
-        keras_loss.reduce_weighted_values = self._noting(reduce)
-        compiled._flat_losses = [flat._replace(loss=self._shared(flat.loss)) for flat in losses]
-        try:
+        losses = [flat._replace(loss=self._shared(flat.loss)) for flat in compiled._flat_losses]
+        noting = self._noting(keras_loss.reduce_weighted_values)
+        with patched((keras_loss, "reduce_weighted_values", noting), (compiled, "_flat_losses", losses)):
             yield
-        finally:
-            keras_loss.reduce_weighted_values, compiled._flat_losses = reduce, losses
 
     def _noting(self, reduce: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def call(values: Any, sample_weight: Any = None, mask: Any = None, **options: Any) -> tf.Tensor:

@@ -24,6 +24,8 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.framework.override_binary_operator import maybe_promote_tensors
 from tensorflow.python.ops import gen_math_ops
 
+from trainer.workload.patches import Patch, patched
+
 TABLES = (tf.lookup.StaticHashTable, tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 # What a graph cannot refer to, and what to write instead.
 RESOURCES: dict[tuple[type, ...], tuple[str, str]] = {
@@ -152,20 +154,8 @@ _capture, _call = FuncGraph.capture, FUNCTION.__call__
 @contextmanager
 def in_graph() -> Iterator[None]:
     """In this context, traced functions use tensors of eager mode as constants, and copies of its tables."""
-    replaced: list[tuple[type, str, Any]] = [
-        (FuncGraph, "capture", _capture_constants),
-        (FUNCTION, "__call__", _trace_anew),
-    ]
-    replaced += [(tf.Tensor, name, _by_element(COMPARISONS[name], getattr(tf.Tensor, name))) for name in COMPARISONS]
-    replaced += [(kind, name, _of_copy(getattr(kind, name))) for kind in TABLES for name in ("lookup", "size")]
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in replaced]
-    for owner, name, function in replaced:
-        setattr(owner, name, function)
-    try:
+    patches: list[Patch] = [(FuncGraph, "capture", _capture_constants), (FUNCTION, "__call__", _trace_anew)]
+    patches += [(tf.Tensor, name, _by_element(COMPARISONS[name], getattr(tf.Tensor, name))) for name in COMPARISONS]
+    patches += [(kind, name, _of_copy(getattr(kind, name))) for kind in TABLES for name in ("lookup", "size")]
+    with patched(*patches):
         yield
-    finally:
-        for owner, name, function in before:
-            if function is None:  # it was inherited
-                delattr(owner, name)
-            else:
-                setattr(owner, name, function)

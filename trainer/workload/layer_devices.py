@@ -1,13 +1,13 @@
 """Puts layers of a model on other devices than their replica's."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import keras
 import tensorflow as tf
 
+from trainer.workload.patches import patched
 from trainer.workload.paths import Paths
 
 
@@ -39,26 +39,9 @@ def pinned(
         return str(device.to_string())
 
     placed = tf.compat.v1.device(place) if devices else nullcontext()
-    with replaced_calls(layers, lambda layer: _call_on(devices.get(paths[layer]), layer, paths[layer], called)), placed:
+    calls = [(layer, "call", _call_on(devices.get(paths[layer]), layer, paths[layer], called)) for layer in layers]
+    with patched(*calls), placed:
         yield
-
-
-@contextmanager
-def replaced_calls(
-    layers: Sequence[keras.Layer], replacement: Callable[[keras.Layer], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replaces the `call` of some layers, which may be an attribute: `layer.call = tf.function(layer.call)`."""
-    own = [vars(layer).get("call") for layer in layers]
-    for layer in layers:
-        object.__setattr__(layer, "call", replacement(layer))
-    try:
-        yield
-    finally:
-        for layer, call in zip(layers, own, strict=True):
-            if call is None:
-                object.__delattr__(layer, "call")
-            else:
-                object.__setattr__(layer, "call", call)
 
 
 def _call_on(

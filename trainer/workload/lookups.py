@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from trainer.plan.tables import FirstValues, Growing, SparsePattern, Table
+from trainer.workload.patches import patched
 from trainer.workload.paths import Paths
 
 VARIABLE = "embeddings"  # the name that Keras gives to the variable of the layer
@@ -63,11 +64,8 @@ def building(patterns: Sequence[SparsePattern]) -> Iterator[None]:
         else:
             build(layer, input_shape)
 
-    keras.layers.Embedding.build = build_or_mark
-    try:
+    with patched((keras.layers.Embedding, "build", build_or_mark)):
         yield
-    finally:
-        keras.layers.Embedding.build = build
 
 
 def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...]:
@@ -109,17 +107,8 @@ def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
 
         return count
 
-    before = [vars(layer).get("call") for layer in layers]
-    for layer in layers:
-        object.__setattr__(layer, "call", counting(layer))
-    try:
+    with patched(*((layer, "call", counting(layer)) for layer in layers)):
         call()
-    finally:
-        for layer, own in zip(layers, before, strict=True):
-            if own is None:
-                object.__delattr__(layer, "call")
-            else:
-                object.__setattr__(layer, "call", own)
     return counts
 
 

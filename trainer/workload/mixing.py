@@ -21,6 +21,7 @@ from trainer.workload import labels, step
 from trainer.workload.counts import Counting
 from trainer.workload.data.examples import Batch
 from trainer.workload.objective import Objective
+from trainer.workload.patches import patched
 from trainer.workload.paths import Paths
 
 OF_KERAS = ("keras.src.layers.", "keras.src.models.")  # modules
@@ -117,19 +118,12 @@ def _noting(noted: Noted) -> Iterator[None]:
 
     norm = keras.layers.BatchNormalization
     normalize = norm.call
-    replaced: list[tuple[type, str, Call]] = [
+    with patched(
         (keras.Operation, "__call__", noting(keras.Operation.__call__)),
         (keras.Layer, "__call__", noting(keras.Layer.__call__)),
         (norm, "call", lambda layer, inputs, training=None, mask=None: normalize(layer, inputs, False, mask)),
-    ]
-    before = [getattr(kind, name) for kind, name, _ in replaced]
-    for kind, name, function in replaced:
-        setattr(kind, name, function)
-    try:
+    ):
         yield
-    finally:
-        for (kind, name, _), function in zip(replaced, before, strict=True):
-            setattr(kind, name, function)
 
 
 def _rows(batch: Batch, rows: Sequence[int]) -> Batch:

@@ -20,6 +20,7 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from trainer.workload import eager, inputs
 from trainer.workload.counts import Counting
 from trainer.workload.data.examples import Batch, Nest
+from trainer.workload.patches import patched
 from trainer.workload.paths import is_seed
 
 Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variables
@@ -248,12 +249,8 @@ def _build_loss(loss: Any, labels: Nest, outputs: Nest) -> None:
         build(labels, outputs)
         raise _Built
 
-    loss.build = build_alone
-    try:
-        with suppress(_Built):
-            loss.call(labels, outputs)
-    finally:
-        del loss.build
+    with patched((loss, "build", build_alone)), suppress(_Built):
+        loss.call(labels, outputs)
 
 
 @contextmanager
@@ -272,11 +269,9 @@ def _checked(compiled: Any, check: Callable[[Use], None] | None) -> Iterator[Non
         return call
 
     named = [(one, one.name if len(before) > 1 else "") for one in before]
-    compiled._flat_losses = [one._replace(loss=with_check(one.loss, name)) for one, name in named]
-    try:
+    checked = [one._replace(loss=with_check(one.loss, name)) for one, name in named]
+    with patched((compiled, "_flat_losses", checked)):
         yield
-    finally:
-        compiled._flat_losses = before
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:

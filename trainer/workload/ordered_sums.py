@@ -19,6 +19,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
+from trainer.workload.patches import patched
+
 
 def keep_written(*, fuses: bool) -> None:
     """Has TensorFlow leave the sums of all functions that are called from now on as they are written.
@@ -41,8 +43,5 @@ def ordered_sums() -> Iterator[None]:
             return add_n(inputs, name=name)
         return functools.reduce(tf.add, inputs)
 
-    gen_math_ops.add_n = add_in_order
-    try:
+    with patched((gen_math_ops, "add_n", add_in_order)):
         yield
-    finally:
-        gen_math_ops.add_n = add_n

@@ -14,6 +14,7 @@ from trainer.workload.data.examples import Batch, Spec
 from trainer.workload.eager import caller
 from trainer.workload.objective import Objective
 from trainer.workload.parts import Tensors
+from trainer.workload.patches import patched
 from trainer.workload.paths import Paths
 from trainer.workload.seeded_draws import seeded_draws
 
@@ -93,7 +94,6 @@ def _check_reach(paths: Any, unreached: tuple[str, ...], *, trainable: set[str])
 def _noting_exchanges(note: Callable[[str], None]) -> Iterator[None]:
     """Calls `note` with whatever exchanges values between the replicas of a tf.distribute strategy."""
     context = tf.distribute.ReplicaContext
-    before = {name: getattr(context, name) for name in EXCHANGES}
 
     def noting(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -102,10 +102,5 @@ def _noting_exchanges(note: Callable[[str], None]) -> Iterator[None]:
 
         return call
 
-    for name, exchange in before.items():
-        setattr(context, name, noting(exchange))
-    try:
+    with patched(*((context, name, noting(getattr(context, name))) for name in EXCHANGES)):
         yield
-    finally:
-        for name, exchange in before.items():
-            setattr(context, name, exchange)

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from trainer.workload.patches import patched
+
 FLOAT_BYTES = 4
 
 
@@ -39,11 +41,8 @@ def within_memory() -> Iterator[None]:
             )
         return add_weight(layer, shape, *arguments, **options)
 
-    keras.layers.Layer.add_weight = add_if_it_fits
-    try:
+    with patched((keras.layers.Layer, "add_weight", add_if_it_fits)):
         yield
-    finally:
-        keras.layers.Layer.add_weight = add_weight
 
 
 def _gib(nbytes: int) -> str:

@@ -17,6 +17,8 @@ from keras.src.backend import random_seed_dtype
 from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
+from trainer.workload.patches import patched
+
 NUMBER = 2**32  # folded into the seed; those of seed generators are smaller
 
 Draw = Callable[..., tf.Tensor]  # with the arguments of a TensorFlow operation, the seed first
@@ -97,14 +99,8 @@ def seeded_draws(seed: tf.Tensor) -> Iterator[None]:
 
         return run
 
-    before = {name: getattr(gen_random_ops, name) for name in DRAWS}
     generator = seed_generator.global_seed_generator
-    try:
-        for name, draw in DRAWS.items():
-            setattr(gen_random_ops, name, seeded(draw, before[name]))
-        seed_generator.global_seed_generator = lambda: _Generator(next_seed) if is_traced() else generator()
+    draws = ((gen_random_ops, name, seeded(draw, getattr(gen_random_ops, name))) for name, draw in DRAWS.items())
+    of_keras = (seed_generator, "global_seed_generator", lambda: _Generator(next_seed) if is_traced() else generator())
+    with patched(*draws, of_keras):
         yield
-    finally:
-        seed_generator.global_seed_generator = generator
-        for name, function in before.items():
-            setattr(gen_random_ops, name, function)
