@@ -1,6 +1,5 @@
 """mode=render: writes the files from which Docker Compose starts a run, or prints them."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import yaml
 
 from trainer.commands.start import Start
 from trainer.config import shell
+from trainer.config.arguments import typed
 from trainer.config.schema import RunConfig, Target
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file
@@ -51,13 +51,13 @@ def show_for_scheduler(config: RunConfig) -> int:
     """Prints the run as a scheduler takes it; returns 0."""
     with description_folder() as described:
         plan = make(config, described)
-    run = scheduled.describe(config, plan, sys.argv[1:])
+    run = scheduled.describe(config, plan, typed())
     if config.target is Target.stack:
         folder = str(Path(config.run).resolve().parent if config.run else Path("runs").resolve())
         objects = [stack_file.render(run, folder)]
     else:
         objects = (jobset if config.target is Target.kubernetes else jobs).objects(run, config.kubernetes)
-    print(scheduled.header(f"{plan.cluster}: {plan.describe()}", sys.argv[1:]), end="")
+    print(scheduled.header(f"{plan.cluster}: {plan.describe()}", typed()), end="")
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return exit_codes.OK
 
@@ -94,7 +94,7 @@ def _file(host: str | None) -> str:
 
 
 def _text(specs: Sequence[ContainerSpec], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
-    overrides = shell.joined(argument for argument in sys.argv[1:] if argument != "mode=render")
+    overrides = shell.joined(argument for argument in typed() if argument != "mode=render")
     return compose_file.render(
         specs, name=name, words=f"{plan.cluster}: {plan.describe()}", overrides=overrides, user=user
     )

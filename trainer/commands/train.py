@@ -2,12 +2,12 @@
 
 import gc
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from trainer.commands.start import Start, restart_as_task
+from trainer.config.arguments import typed
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import planning
@@ -84,7 +84,7 @@ def _submit(config: RunConfig) -> int:
 
     with description_folder() as described:
         planning.announce(config, described)  # what is wrong with the model is said here, and not after a queue
-        return jobs.run(config, sys.argv[1:], choose(config))
+        return jobs.run(config, typed(), choose(config))
 
 
 def _run_task(config: RunConfig) -> NoReturn:

@@ -132,6 +132,16 @@ def _is_path(text: str) -> bool:
     return text.endswith(".yaml") and "=" not in text and not text.startswith("-")
 
 
+def typed() -> list[str]:
+    """Returns the words of the command line, without the program."""
+    return sys.argv[1:]
+
+
+def pass_on(words: Sequence[str]) -> None:
+    """Replaces the words of the command line by those that Hydra is to read."""
+    sys.argv[1:] = words
+
+
 def program() -> list[str]:
     """The words by which this program was called."""
     name = Path(sys.argv[0]).name

@@ -43,13 +43,13 @@ def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None 
     runs, the first that fails gives the exit code. `steps` follow the checks of single keys, in order. `several` gets
     the runs of a --multirun that trains.
     """
-    given = arguments.sort(sys.argv[1:])
+    given = arguments.sort(arguments.typed())
     if "--version" in given.flags:
         print(versions.describe())
         sys.exit(0)
     for note in given.notes:
         print(f"note: {note}", file=sys.stderr)
-    sys.argv[1:] = given.in_order()  # for Hydra
+    arguments.pass_on(given.in_order())
     flags = given.parse()
     if flags.shell_completion and (shell := completion.queried(given.overrides)) is not None:
         print(completion.answer(shell))

@@ -1,13 +1,12 @@
 """What is printed when a run ends: how it ended, where its results are, and what to type next."""
 
-import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trainer.config import shell
-from trainer.config.arguments import program
+from trainer.config.arguments import program, typed
 from trainer.launch.attempts import Failure
 from trainer.observe.report.page import REPORT
 from trainer.storage.run_directory import RunDirectory
@@ -104,5 +103,5 @@ def failed(directory: RunDirectory, failure: Failure) -> str:
 def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
     """The command that was typed, with this run directory; one that resumes finds its checkpoint there."""
     replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
-    words = [word for word in sys.argv[1:] if not word.startswith(replaced)]
+    words = [word for word in typed() if not word.startswith(replaced)]
     return shell.joined([*program(), *words, shell.override("run", shown(run)), *more])

@@ -6,14 +6,13 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainer.config import versions
-from trainer.config.arguments import program
+from trainer.config.arguments import program, typed
 from trainer.launch.attempts import Attempts
 from trainer.observe.page_server import LOOPBACK
 from trainer.observe.peers import UNIX
@@ -66,4 +65,4 @@ class StatusFile:
 
 def command() -> list[str]:
     """The command that was typed."""
-    return [*program(), *sys.argv[1:]]
+    return [*program(), *typed()]

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
+from trainer.config.arguments import typed
 from trainer.launch.processes import isolation
 from trainer.observe.page_server import short_name
 from trainer.observe.peers import UNIX
@@ -233,6 +234,6 @@ class _Connection:
 
 
 if __name__ == "__main__":
-    if network := int(sys.argv[1]):
+    if network := int(typed()[0]):
         isolation.join(network)
     asyncio.run(_serve())

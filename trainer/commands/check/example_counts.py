@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.arguments import typed
+
 COUNTS = re.compile(r"(?:parameters/)?counts_\d+/counts")  # in params.npz, or in a checkpoint
 TOLERANCE = 0.01  # of a count, which float32 sums up
 NAMED_AT_MOST = 10  # examples in one message
@@ -103,4 +105,4 @@ def _main(seed: int, epoch: int, examples: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(*map(int, sys.argv[1:]))
+    _main(*map(int, typed()))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainer.commands import command
 from trainer.config import compose
+from trainer.config.arguments import typed
 from trainer.config.schema import RunConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.faults.problems import ConfigError, Problem
@@ -29,7 +30,7 @@ def main() -> None:
     try:
         config = compose.load(given["overrides"], command.resolve, command.validate)
         problems = [asdict(problem) for problem in _forbidden(config, given["user_folder"])]
-        if "--plan" in sys.argv[1:] and not problems:
+        if "--plan" in typed() and not problems:
             plan = make(config).to_json()
     except ConfigError as error:
         problems = [asdict(problem) for problem in error.problems]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from trainer.config.arguments import typed
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
@@ -72,7 +73,7 @@ def as_task(gpus: Sequence[int] = ()) -> Iterator[None]:
 
 def typed_keys() -> list[str]:
     """Returns the keys that were typed on the command line."""
-    return [word.partition("=")[0].lstrip("+") for word in sys.argv[1:]]
+    return [word.partition("=")[0].lstrip("+") for word in typed()]
 
 
 def batch_size(config: RunConfig) -> int | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from trainer.commands import train
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
 from trainer.config import keys
+from trainer.config.arguments import typed
 from trainer.config.schema import Launch, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe import runs
@@ -39,7 +39,7 @@ def run(config: RunConfig, start: Start) -> int:
         stored.cluster.addresses = {}  # they follow from the hosts
     if stored.launch.name is Launch.slurm:
         stored.cluster.hosts = []  # the nodes of a job that has ended
-    changed = [name for word in sys.argv[1:] if (name := word.partition("=")[0].lstrip("+")) not in OF_THIS_COMMAND]
+    changed = [name for word in typed() if (name := word.partition("=")[0].lstrip("+")) not in OF_THIS_COMMAND]
     for name in changed:
         _change(stored, name, config)
     if "train.steps" in changed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from trainer.commands.sweep import runner, sampler, shares, space
 from trainer.commands.sweep.space import Range, Space, Values
 from trainer.commands.sweep.trials import Sweep, SweepSettings, Trial
 from trainer.config import arguments, compose
+from trainer.config.arguments import typed
 from trainer.config.schema import BestIs, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine
@@ -110,14 +110,14 @@ def _run_grid(config: RunConfig, settings: SweepSettings, found: Space) -> int:
 
 def _common() -> list[str]:
     """The overrides and flags of this command that all trials have."""
-    given = arguments.sort(sys.argv[1:]).overrides
+    given = arguments.sort(typed()).overrides
     mode = [] if f"mode={Mode.sweep.value}" in given else [f"mode={Mode.train.value}"]  # else a file says it
     return [*(word for word in given if not word.startswith(OWN)), *mode, *_flags()]
 
 
 def _flags() -> list[str]:
     """Flags that choose files."""
-    given = arguments.sort(sys.argv[1:]).parse()
+    given = arguments.sort(typed()).parse()
     named = {"--config-dir": given.config_dir, "--config-name": given.config_name}
     return [f"{flag}={value}" for flag, value in named.items() if value]
 
@@ -139,7 +139,7 @@ def _corners(found: Space) -> Iterator[Values]:
 def _problems_of(values: Values, machine: Machine) -> list[Problem]:
     """What is wrong with the config of a trial with these values; `machine` is as a trial sees it."""
     try:
-        given = arguments.sort(sys.argv[1:])
+        given = arguments.sort(typed())
         own = [word for word in given.overrides if not word.startswith(OWN)]
         compose.load(
             [*own, *space.overrides(values)],

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 from trainer.config import versions
+from trainer.config.arguments import typed
 from trainer.launch.hosts.order import TOKEN, NurseryOrder
 from trainer.launch.messages import HostFacts, encode
 from trainer.launch.processes import nursery
@@ -61,7 +62,7 @@ def main() -> None:
     """Answers the order in the first argument, imports TensorFlow, and serves the launcher until it has ended."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # sent to all processes of a job, they are for the tasks
-    given = json.loads(sys.argv[1])
+    given = json.loads(typed()[0])
     order = NurseryOrder(**{**given, "held": tuple(given["held"])})
     pipes, record = Pipes(), _fence(order)
     try:

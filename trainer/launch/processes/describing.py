@@ -3,11 +3,11 @@
 import faulthandler
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 
+from trainer.config.arguments import typed
 from trainer.config.running import running_line
 from trainer.launch.messages import Described, DescribeModel, Describing, Event, decode, encode
 from trainer.workload import describe
@@ -39,8 +39,8 @@ def answer(request: DescribeModel, report: Report) -> None:
 
 def main() -> None:
     """Answers the request in the first argument into the socket in the second."""
-    control = socket.socket(fileno=int(sys.argv[2]))
-    answer(decode(sys.argv[1].encode()), lambda event: control.sendall(encode(event)))
+    control = socket.socket(fileno=int(typed()[1]))
+    answer(decode(typed()[0].encode()), lambda event: control.sendall(encode(event)))
     os._exit(0)  # does not wait for threads started by the user's file
 
 

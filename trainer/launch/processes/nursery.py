@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainer.config.arguments import typed
 from trainer.launch.messages import (
     DescribeModel,
     Event,
@@ -302,9 +303,9 @@ def serve(control: Control, *, can_fork: bool, silent_secs: float | None = None,
 def main() -> None:
     """Serves the socket with the file descriptor in the first argument; the second is "fork" or "plain"."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    control = socket.socket(fileno=int(sys.argv[1]))
-    can_fork = sys.argv[2] == "fork"
-    die_with_parent(int(sys.argv[3]))
+    control = socket.socket(fileno=int(typed()[0]))
+    can_fork = typed()[1] == "fork"
+    die_with_parent(int(typed()[2]))
     if can_fork:
         import_everything()
     serve(control, can_fork=can_fork)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.config.arguments import typed
 from trainer.launch.processes import nursery, warm
 from trainer.plan.environment import MEMORY
 
@@ -24,7 +25,7 @@ REQUEST_SECS = 5.0  # for a command to send its request
 
 def main() -> None:
     """Serves the socket with the path in the first argument."""
-    path, code = Path(sys.argv[1]), warm.code_version()
+    path, code = Path(typed()[0]), warm.code_version()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.config.arguments import typed
 from trainer.observe import loggers, runs
 from trainer.observe.loggers import LoggedRun, Logger
 from trainer.observe.report.settings import flat
@@ -84,4 +85,4 @@ def _has_ended(stream: Any, timeout_secs: float) -> bool:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*typed())

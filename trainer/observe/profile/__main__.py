@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.config.arguments import typed
 from trainer.faults import exit_codes
 from trainer.observe.profile.merge import describe, merge
 from trainer.storage.run_directory import RunDirectory
@@ -27,4 +28,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(typed()))
