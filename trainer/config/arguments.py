@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra._internal.utils import get_args_parser
-
 from trainer.config import keys, shell
+from trainer.config.hydra_internals import get_args_parser
 from trainer.config.problems.explain import meant
 from trainer.config.schema import Mode
 from trainer.config.synonyms import COMMANDS

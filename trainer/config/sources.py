@@ -11,10 +11,6 @@ from typing import Any
 
 import hydra
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -31,6 +27,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import help_page, keys, user_file, yaml_files
 from trainer.config.cluster_size import parse_size
+from trainer.config.hydra_internals import (
+    ConfigLoaderImpl,
+    FileConfigSource,
+    SourcesRegistry,
+    create_config_search_path,
+)
 from trainer.faults.problems import ConfigError, Problem
 
 ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OSError, RecursionError)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, in_step, mean_computed, run_step
@@ -25,6 +24,7 @@ from trainer.observe.placement.executed import Executed, executed
 from trainer.observe.profile.stamps import Stamps
 from trainer.plan.layout import Shard
 from trainer.workload.data.examples import Batch
+from trainer.workload.tensorflow_internals import context
 
 
 @dataclass(frozen=True)

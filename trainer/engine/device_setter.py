@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.training.device_setter import STANDARD_PS_OPS
 
 from trainer.plan.placement import CHOOSERS
 from trainer.plan.plan import Plan
+from trainer.workload.tensorflow_internals import STANDARD_PS_OPS
 
 
 def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy") -> Callable[[Any], str]:

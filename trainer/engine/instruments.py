@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from trainer.faults import failpoints
 from trainer.observe.placement.executed import Executed, executed
+from trainer.workload.tensorflow_internals import is_op_determinism_enabled
 
 v1 = tf.compat.v1
 

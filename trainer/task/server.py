@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
-from tensorflow.python.eager import context
 
 from trainer.config.schema import Precision, TrainConfig
 from trainer.observe.machine import memory_of_gpus
 from trainer.plan.plan import Plan, Task
+from trainer.workload.tensorflow_internals import CoordinatedJob, RewriterConfig, context
 
 
 def start_server(plan: Plan, task: Task) -> Any:

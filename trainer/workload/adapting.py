@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.layers.preprocessing.index_lookup import IndexLookup
 
 from trainer.workload.data.examples import DataError
+from trainer.workload.keras_internals import IndexLookup
 from trainer.workload.patches import patched
 from trainer.workload.paths import Paths
 

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 from keras.optimizers import schedules
-from keras.src.trainers.trainer import Trainer
 
 from trainer.config.schema import OptimizerConfig, ScheduleName
 from trainer.config.words import count
 from trainer.plan.description import CompiledOptimizer, LeftOut
+from trainer.workload.keras_internals import Trainer
 from trainer.workload.loss_scale import FIRST, GROWTH_STEPS
 from trainer.workload.patches import patched
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
 
+from trainer.workload.keras_internals import losses as keras_loss
 from trainer.workload.patches import patched
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # reductions

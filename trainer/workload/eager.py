@@ -19,12 +19,9 @@ from weakref import WeakKeyDictionary
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager.context import eager_mode
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.framework.override_binary_operator import maybe_promote_tensors
-from tensorflow.python.ops import gen_math_ops
 
 from trainer.workload.patches import Patch, patched
+from trainer.workload.tensorflow_internals import FuncGraph, eager_mode, gen_math_ops, maybe_promote_tensors
 
 TABLES = (tf.lookup.StaticHashTable, tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
 # What a graph cannot refer to, and what to write instead.

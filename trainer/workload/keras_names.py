@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-from keras.src.utils.naming import to_snake_case
 
 from trainer.workload.data.examples import Nest, leaves_of, map_nest
+from trainer.workload.keras_internals import to_snake_case
 
 LOGITS = "from_logits"  # an option of losses and metrics; Keras's default is false, the config's true
 ALIASES = {  # Keras's own

@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from trainer.workload import eager, inputs
 from trainer.workload.counts import Counting
 from trainer.workload.data.examples import Batch, Nest
+from trainer.workload.keras_internals import (
+    get_keras_mask,
+    global_state,
+    set_keras_mask,
+    squeeze_or_expand_to_same_rank,
+)
 from trainer.workload.patches import patched
 from trainer.workload.paths import is_seed
 
@@ -292,8 +296,8 @@ def _in_float32(output: tf.Tensor) -> tf.Tensor:
     if not output.dtype.is_floating or output.dtype == tf.float32:
         return output
     converted = tf.cast(output, tf.float32)
-    if (mask := keras.src.backend.get_keras_mask(output)) is not None:
-        keras.src.backend.set_keras_mask(converted, mask)
+    if (mask := get_keras_mask(output)) is not None:
+        set_keras_mask(converted, mask)
     return converted
 
 

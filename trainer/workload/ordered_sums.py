@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import gen_math_ops
 
 from trainer.workload.patches import patched
+from trainer.workload.tensorflow_internals import gen_math_ops
 
 
 def keep_written(*, fuses: bool) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
+from trainer.workload.keras_internals import squeeze_or_expand_to_same_rank
 from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Doubt, Use
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
-from keras.src.backend.common import global_state
+
+from trainer.workload.keras_internals import global_state
 
 COUNTERS = "object_name_uids"  # Keras's name for the counters with which it names layers: dense, dense_1
 SEED = "seed_generator_state"  # the name of the variable of a seed generator

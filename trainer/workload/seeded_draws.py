@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend import random_seed_dtype
-from keras.src.random import seed_generator
-from tensorflow.python.ops import gen_random_ops
 
+from trainer.workload.keras_internals import random_seed_dtype, seed_generator
 from trainer.workload.patches import patched
+from trainer.workload.tensorflow_internals import gen_random_ops
 
 NUMBER = 2**32  # folded into the seed; those of seed generators are smaller
 

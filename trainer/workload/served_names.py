@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 import keras
-from keras.src.utils.naming import to_snake_case
 
 from trainer.workload.data.examples import Nest, leaves_of
+from trainer.workload.keras_internals import to_snake_case
 from trainer.workload.paths import free_name
 
 INPUT, OUTPUT = "input", "output"

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.layers.layer import CallContext
 
 from trainer.plan.layout import Parameter
 from trainer.plan.tables import Table
@@ -21,6 +19,7 @@ from trainer.workload import lookups
 from trainer.workload.batch_norm import fused
 from trainer.workload.counts import LEAST, Counting, Share
 from trainer.workload.data.examples import Batch, Nest, Spec, map_nest
+from trainer.workload.keras_internals import CallContext, global_state
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective

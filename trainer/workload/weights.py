@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import h5py
 import keras
 import numpy as np
-from keras.src.saving import saving_lib
 
 from trainer.config.words import count, some
 from trainer.faults.problems import ConfigError, Problem
 from trainer.workload.data.examples import DataError
+from trainer.workload.keras_internals import saving_lib
 from trainer.workload.paths import Paths, is_seed
 
 PREFIXES = ("parameters/", "state/", "frozen/", "slots/ema/")  # of names in a checkpoint; a later one wins

@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Needs:
+class MachineNeeds:
     """What a config asks of this machine."""
 
     problems: Sequence[Problem]  # that it has here
@@ -72,13 +72,13 @@ def run(config: RunConfig, start: Start) -> int:
     problems = resolve(config, os.environ)
     problems += validate(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
     cluster, gpus = config.cluster, any(config.device.gpus.values())
-    wanted = Needs(problems, cluster.name, cluster.addresses, f"{config.job}:{config.task}", config.run, gpus)
+    wanted = MachineNeeds(problems, cluster.name, cluster.addresses, f"{config.job}:{config.task}", config.run, gpus)
     findings = examine(wanted, os.environ)
     show(findings)
     return PROBLEM_FOUND if any(finding.level is Level.problem for finding in findings) else 0
 
 
-def examine(wanted: Needs, environment: Mapping[str, str]) -> list[Finding]:
+def examine(wanted: MachineNeeds, environment: Mapping[str, str]) -> list[Finding]:
     """Runs every check; the findings are in the page's order."""
     deadline = time.monotonic() + DEADLINE_SECS
     installed = {name: version for name in TENSORFLOWS if (version := version_of(name))}

@@ -5,7 +5,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
@@ -13,6 +12,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from trainer.config import keys, sources, yaml_files
+from trainer.config.hydra_internals import ConfigLoaderImpl
 from trainer.faults.problems import Problem
 
 

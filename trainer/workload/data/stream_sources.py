@@ -146,7 +146,8 @@ def _in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.D
         always: whether it does so in Python, which the dataset does not show; nothing is read ahead then.
     """
     import tensorflow as tf
-    from tensorflow.python.data.ops.dataset_ops import _VariantDataset
+
+    from trainer.workload.tensorflow_internals import VariantDataset
 
     if not always and next(_changing(_steps_of(dataset)), None) is None:
         return dataset
@@ -162,7 +163,7 @@ def _in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.D
         options.experimental_optimization.apply_default_optimizations = False
         options.experimental_optimization.inject_prefetch = False
         options.autotune.enabled = False
-    return _VariantDataset(rewritten, dataset.element_spec).with_options(options)
+    return VariantDataset(rewritten, dataset.element_spec).with_options(options)
 
 
 def _changing(steps: Iterable[tf.data.Dataset]) -> Iterator[Any]:
@@ -250,11 +251,11 @@ class _Iterators:
 
 def _python_in(steps: Iterable[tf.data.Dataset]) -> list[Any]:
     """Returns the Python functions that steps of a pipeline call, e.g. those of from_generator and numpy_function."""
-    from tensorflow.python.ops.script_ops import _py_funcs
+    from trainer.workload.tensorflow_internals import python_functions
 
     nodes = (node for function in _functions_of(steps) for node in _nodes_of(function.graph.as_graph_def()))
     tokens = (node.attr["token"].s.decode() for node in nodes if "PyFunc" in node.op)
-    return [one for one in map(_py_funcs._funcs.get, dict.fromkeys(tokens)) if one is not None]
+    return [one for one in map(python_functions._funcs.get, dict.fromkeys(tokens)) if one is not None]
 
 
 def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:

@@ -1,0 +1,120 @@
+"""Figures of the code that must not grow; whoever lowers one lowers its limit."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[1]
+ROOMS = {  # the modules that may import what a library keeps to itself
+    "trainer/config/hydra_internals.py",
+    "trainer/workload/keras_internals.py",
+    "trainer/workload/tensorflow_internals.py",
+}
+PRIVATE = re.compile(r"keras\.src\b|tensorflow\.(python|core|compiler)\b|hydra\._internal\b|omegaconf\._")
+ABOUT_TABLES = re.compile(r"\b(if|elif|and|or|not|while)\b[^\n]*\b(tables|sends_rows|has_tables)\b")
+NO_VERBS = {"Its", "Hydra's", "This", "Rows", "Seconds", "Bytes", "Lines", "Keys", "Values", "Tasks", "Names", "Steps"}
+NO_VERBS |= {"Parameters", "Files", "Overrides", "Milliseconds", "Pages", "Metrics", "Shards", "Gradients", "Configs"}
+NO_VERBS |= {"Plans", "Problems", "Commands", "Others", "Has", "As", "Is"}
+
+
+@cache
+def sources(folder: str) -> dict[str, str]:
+    """Text by path."""
+    paths = sorted((CHECKOUT / folder).rglob("*.py"))
+    return {str(path.relative_to(CHECKOUT)): path.read_text() for path in paths}
+
+
+def modules_with(pattern: str) -> int:
+    return sum(re.search(pattern, text) is not None for text in sources("trainer").values())
+
+
+def times(pattern: str) -> int:
+    return sum(len(re.findall(pattern, text)) for text in sources("trainer").values())
+
+
+def about_tables() -> list[int]:
+    """Conditions about tables outside the engine's, by module that has some."""
+    texts = [text for path, text in sources("trainer").items() if "engine/tables" not in path]
+    return [count for text in texts if (count := len(ABOUT_TABLES.findall(text)))]
+
+
+def nodes(kind: type[ast.AST]) -> list[ast.AST]:
+    return [
+        node for text in sources("trainer").values() for node in ast.walk(ast.parse(text)) if isinstance(node, kind)
+    ]
+
+
+def used_twice() -> list[str]:
+    """Names of several classes."""
+    return [name for name, count in Counter(node.name for node in nodes(ast.ClassDef)).items() if count > 1]  # type: ignore[attr-defined]
+
+
+def without_a_verb() -> float:
+    """Share of the public functions with a docstring that does not begin with a verb."""
+    texts = [ast.get_docstring(one) for one in nodes(ast.FunctionDef) if not one.name.startswith("_")]  # type: ignore[attr-defined,arg-type]
+    firsts = [text.split()[0] for text in texts if text]
+    with_verb = [re.fullmatch(r"[A-Z][a-z]+s", word) and word not in NO_VERBS for word in firsts]
+    return 1 - sum(map(bool, with_verb)) / len(firsts)
+
+
+def lines(folder: str) -> int:
+    return sum(len(text.splitlines()) for text in sources(folder).values())
+
+
+@pytest.mark.parametrize(
+    ("figure", "at_most"),
+    [
+        (lambda: modules_with(r"\bRunConfig\b"), 80),
+        (lambda: modules_with(r"sys\.argv"), 2),
+        (lambda: times(r'page\["'), 0),
+        (lambda: times(r'"event"'), 3),  # in the files of journals, and a filter of Docker's
+        (lambda: times(r"dict\[str, Any\]"), 199),
+        (lambda: times(r"def .*context: Context"), 41),
+        (lambda: sum(about_tables()), 73),
+        (lambda: len(about_tables()), 35),
+        (lambda: len(used_twice()), 0),
+        (lambda: without_a_verb(), 0.55),
+        (lambda: lines("trainer"), 46_100),
+        (lambda: lines("tests"), 38_500),
+    ],
+    ids=[
+        *("modules that name the whole config", "modules that read the command line", "pages as dicts"),
+        *("events as dicts", "untyped mappings", "functions that take a context", "conditions about tables"),
+        *("modules with conditions about tables", "class names used twice", "docstrings without a verb"),
+        *("lines of the package", "lines of the tests"),
+    ],
+)
+def test_a_figure_has_not_grown(figure, at_most):
+    assert figure() <= at_most
+
+
+def test_what_libraries_keep_to_themselves_is_imported_in_one_module_for_each():
+    importing = set()
+    for path, text in sources("trainer").items():
+        for node in ast.walk(ast.parse(text)):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            if any(map(PRIVATE.match, names)):
+                importing.add(path)
+    assert importing == ROOMS
+
+
+def test_only_one_module_replaces_functions_of_libraries():
+    """Others call patched()."""
+    replacing = re.compile(r"^ *(keras|tf|gen_\w+|seed_generator|Trainer|FuncGraph)\.[\w.]+ = ", re.MULTILINE)
+    found = {path for path, text in sources("trainer").items() if replacing.search(text)}
+    assert found == set()
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_each_name_that_a_library_keeps_to_itself_has_a_reason(room):
+    text = sources("trainer")[room]
+    listed = re.findall(r'^    "(\w+)",  # \S', text, re.MULTILINE)
+    (names,) = (ast.literal_eval(node.value) for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    assert listed == names
