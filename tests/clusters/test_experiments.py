@@ -77,7 +77,7 @@ def check_digits(run: Run) -> None:
         *("ps:0", "ps:1"),
         *("worker:0", "worker:1", "worker:2", "worker:3"),
     ]
-    assert "every update waits for all 4" in run.output
+    assert "every update waits for all 4 replicas" in run.output
 
 
 def check_device_placement(run: Run) -> None:
@@ -124,7 +124,7 @@ def histograms(folder: Path) -> dict[str, set[str]]:
 
 def check_between_graph_sync(run: Run) -> None:
     assert (jobs(run), run.plan()["strategy"]) == ({"ps": 2, "worker": 3}, "sync")
-    assert "every update waits for all 3" in run.output
+    assert "every update waits for all 3 replicas" in run.output
     assert "contributions" not in run.summary()
 
 

@@ -182,7 +182,10 @@ def test_where_the_system_refuses_runs_are_as_before_unless_they_must_be_isolate
     assert run.plan()["tasks"][0]["control"].startswith("127.0.0.1:")
     must = start(*EXACT, "cluster=1ps1w", "security.isolate=always", "run=must", within=REFUSED)
     assert must.wait() == 2
-    assert "security.isolate: always is not possible: this system refuses it (unshare: No space left" in must.output
+    assert (
+        "security.isolate: this machine cannot isolate runs: this system refuses it (unshare: No space left"
+        in must.output
+    )
     assert not must.directory.exists()
 
 

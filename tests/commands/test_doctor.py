@@ -367,7 +367,7 @@ def test_an_engine_that_is_down_differs_from_one_without_permission():
 
 def test_the_last_line_counts_problems_and_warnings():
     warned, bad = finding.warning("a", "b", "c"), finding.problem("a", "b", "c")
-    assert finding.summary([finding.ok("a", "b")]) == "nothing is missing"
+    assert finding.summary([finding.ok("a", "b")]) == "all checks passed"
     assert finding.summary([warned, warned]) == "2 warnings; runs can start"
     assert finding.summary([warned, bad]) == "1 problem, 1 warning"
 

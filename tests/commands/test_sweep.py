@@ -122,14 +122,14 @@ def test_a_folder_holds_one_sweep_but_a_wrong_metric_can_be_corrected(tmp_path):
     made.add({"a": 1})
     made.trials[0].state = "has no eval_los; its scores: eval_loss"
     made.remember()
-    with pytest.raises(OtherSweepError, match="has another sweep: trials was 4, and is 5"):
+    with pytest.raises(OtherSweepError, match="belongs to a different sweep: trials was 4, now 5"):
         Sweep(tmp_path, settings(trials=5, metric="eval_los"), {"a": [1, 2]})
     for _ in range(2):  # a sweep that is killed before a trial has a score does not forget it
         corrected = Sweep(tmp_path, settings(), {"a": [1, 2]})
         assert [one.state for one in corrected.trials] == [WAITING]
     corrected.trials[0].scores[9] = 0.5
     corrected.remember()
-    with pytest.raises(OtherSweepError, match="has another sweep: metric was eval_loss, and is eval_accuracy"):
+    with pytest.raises(OtherSweepError, match="belongs to a different sweep: metric was eval_loss, now eval_accuracy"):
         Sweep(tmp_path, settings(metric="eval_accuracy", is_lowest=False), {"a": [1, 2]})
 
 

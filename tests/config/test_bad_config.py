@@ -123,7 +123,7 @@ OVERRIDES = [
     ),
     ("optimizer.groups=[{match:a,weight_decay:x}]", "weight_decay='x' is not a number of at least 0"),
     ("optimizer.groups=[{match:a,frozen:1}]", "frozen=1 is not true or false e.g. frozen:true"),
-    ("optimizer.groups=[{match:[a,b]}]", "optimizer.groups[0]: a b: it sets nothing; it may set learning_rate,"),
+    ("optimizer.groups=[{match:[a,b]}]", "optimizer.groups[0]: group a b has no settings; allowed: learning_rate,"),
     ("optimizer.learning_rate_power=0.5", "0.5 is out of range; it must be at most 0"),
     ("strategy.name=asnyc", "strategy.name=asnyc: 'asnyc' is not one of auto, local, sync"),
     ("mode=trian", "mode=trian: 'trian' is not one of train, plan, ... e.g. mode=train"),

@@ -37,7 +37,7 @@ def test_hosts_that_are_alike_have_no_problem():
     [
         ({"sees_run": False}, "b: the run directory is not the one that this machine has"),
         ({"version": "trainer 0.0.1 (Python 3.8.0)"}, "b has trainer 0.0.1 (Python 3.8.0), this machine trainer "),
-        ({"code": "0"}, "b has another code of the trainer"),
+        ({"code": "0"}, "b runs different trainer code"),
     ],
 )
 def test_what_is_different_on_a_host_is_named(different: dict, message: str):
@@ -49,7 +49,7 @@ def test_gpus_that_a_host_lacks_are_refused():
     config = load(["cluster=2ps2w", "cluster.hosts=[a,b]", "launch=ssh", "device.gpus={worker:[1]}"])
     assert resolve_hosts(config) == []
     found = [*launcher._check_gpus(config, {"a": replace(ALIKE, gpus=2), "b": ALIKE})]
-    assert [one.message for one in found] == ["worker:1 is to use GPU 1 of b, which has 0 GPUs"]
+    assert [one.message for one in found] == ["worker:1 is assigned GPU 1, but b has only 0 GPUs"]
 
 
 SCRIPTED = """

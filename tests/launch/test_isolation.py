@@ -97,7 +97,9 @@ def test_where_the_system_refuses_a_run_is_not_isolated_unless_it_must_be(tmp_pa
     assert why_not(pages=tmp_path / "pages") == "this system refuses it"
     assert why_not(user_file(tmp_path)) == "this system refuses it"
     assert not (tmp_path / "pages").exists()
-    with pytest.raises(ConfigError, match="security.isolate: always is not possible: this system refuses it\n"):
+    with pytest.raises(
+        ConfigError, match="security.isolate: this machine cannot isolate runs: this system refuses it\n"
+    ):
         why_not("security.isolate=always")
 
 
@@ -145,7 +147,7 @@ def test_always_is_refused_where_it_makes_no_sense(overrides, reason):
     problems = [
         str(problem) for problem in validate(config, Machine(cores=2, gpus=0)) if problem.key == "security.isolate"
     ]
-    assert problems == [f"security.isolate: always is not possible: {reason}\n    leave it out"]
+    assert problems == [f"security.isolate: this machine cannot isolate runs: {reason}\n    leave it out"]
 
 
 # In a namespace

@@ -115,5 +115,5 @@ def test_a_refused_job_is_one_sentence(tmp_path: Path, commands, monkeypatch):
 
 def test_a_machine_without_slurm_is_one_sentence(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(launcher.SlurmError, match="there is no sbatch on this machine"):
+    with pytest.raises(launcher.SlurmError, match="sbatch not found"):
         submitted(tmp_path, monkeypatch)

@@ -182,7 +182,10 @@ def test_a_batch_is_divided_among_replicas_and_their_parts():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["cluster=1ps2w"], "sync, 2 replicas, global batch 256, shards on 1 ps, every update waits for all 2"),
+        (
+            ["cluster=1ps2w"],
+            "sync, 2 replicas, global batch 256, shards on 1 ps, every update waits for all 2 replicas",
+        ),
         (
             ["cluster=2ps4w", "strategy=async"],
             "async, 4 replicas, batch 64 each, shards on 2 ps, every gradient is an update, no worker waits for "
@@ -195,7 +198,8 @@ def test_a_batch_is_divided_among_replicas_and_their_parts():
         ),
         (
             ["cluster=4w", "strategy=all_reduce"],
-            "all_reduce, 4 replicas, global batch 256, every worker holds all parameters, every update waits for all 4",
+            "all_reduce, 4 replicas, global batch 256, every worker holds all parameters, every update waits for all 4 "
+            "replicas",
         ),
         (["device.replicas=[/cpu:0,/cpu:1]"], "local, 2 replicas, global batch 256, one process"),
     ],
@@ -282,7 +286,7 @@ def test_all_problems_are_reported_in_one_pass():
 
 def test_a_layer_that_has_adapted_to_nothing_gets_a_warning():
     warnings = planned(model=replace(MODEL, not_adapted=("age",))).warnings
-    assert any("layer age has adapted to no data, so it changes nothing" in str(warning) for warning in warnings)
+    assert any("layer age was never adapted, so it returns its input unchanged" in str(warning) for warning in warnings)
 
 
 def test_a_sum_over_examples_gets_a_warning_where_replicas_are_averaged():

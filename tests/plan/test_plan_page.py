@@ -50,7 +50,7 @@ def rows(text: str) -> list[list[str]]:
 
 def test_the_first_line_says_what_was_chosen_and_what_it_means(capsys):
     first = printed(capsys, SMALL).splitlines()[0]
-    assert first == ("1ps2w: sync, 2 replicas, global batch 64, shards on 1 ps, every update waits for all 2")
+    assert first == ("1ps2w: sync, 2 replicas, global batch 64, shards on 1 ps, every update waits for all 2 replicas")
 
 
 @pytest.mark.parametrize(
@@ -211,4 +211,4 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_is_cut(width):
 
 
 def test_what_the_bits_depend_on_is_said(capsys):
-    assert "bits: those of 2 replicas with 32 examples and 4 threads each\n" in printed(capsys, SMALL)
+    assert "result depends on: 2 replicas, 32 examples and 4 threads per replica\n" in printed(capsys, SMALL)

@@ -213,7 +213,7 @@ def finish(directory: RunDirectory, *overrides: str, **summary: object) -> RunCo
     return config
 
 
-FINISHED = "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto train on: train.steps=600"
+FINISHED = "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto continue: train.steps=600"
 
 
 @pytest.mark.parametrize("changed", [[], ["launch=docker"], ["cluster=4w"], ["summary.every=1"]])
@@ -240,7 +240,7 @@ def test_a_run_that_is_to_go_on_or_is_another_model_s_is_not_finished(directory,
 @pytest.mark.parametrize(
     ("changed", "answer"),
     [
-        ([], "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto train on: train.epochs=10"),
+        ([], "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto continue: train.epochs=10"),
         (["train.epochs=6"], None),
         (["train.batch_size=128"], None),
     ],
@@ -252,7 +252,7 @@ def test_a_run_of_epochs_is_finished_until_there_are_more(directory, changed, an
 
 def test_a_run_that_ended_early_is_finished_until_its_steps_or_its_patience_change(directory):
     config = finish(directory, "train.steps=500", "evaluate.patience=3", "evaluate.every=10", ended_early="no better")
-    answer = "already finished: 300 of 500 steps, eval_accuracy 0.9695 (no better)\nto train on: change "
+    answer = "already finished: 300 of 500 steps, eval_accuracy 0.9695 (no better)\nto continue: change "
     assert str(describe_finished(config)).startswith(answer)
     config.evaluate.export_best = False  # of no account for the end; older versions have kept another default
     assert str(describe_finished(config)).startswith(answer)

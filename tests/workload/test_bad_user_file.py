@@ -92,7 +92,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Reshape((6, 1)), layers.Dense(2)])",
         {},
         CONFIG,
-        r"cannot be computed of labels int64 \[\], outputs float32 \[6, 2\]: ValueError: .*rank",
+        r"cannot be computed from labels int64 \[\], outputs float32 \[6, 2\]: ValueError: .*rank",
     ),
     "too few outputs": (
         "Y[20] = 4",
@@ -457,7 +457,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "def data():\n    return {part: (X, Y, np.ones((64, 3))) for part in ('train', 'evaluate')}",
         {},
         CONFIG,
-        "cannot be computed of .*: Incompatible shapes",
+        "cannot be computed from .*: Incompatible shapes",
     ),
 }
 

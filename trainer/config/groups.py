@@ -92,7 +92,7 @@ def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
             elif name in CHECKS and value is not None:
                 yield from _check(key, name, value)
         if all(given.get(name) is None for name in CHECKS):
-            message = f"{' '.join(_patterns(given['match']))}: it sets nothing; it may set {', '.join(CHECKS)}"
+            message = f"group {' '.join(_patterns(given['match']))} has no settings; allowed: {', '.join(CHECKS)}"
             yield Problem(key, message, f"e.g. {EXAMPLE}")
 
 

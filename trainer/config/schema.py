@@ -423,7 +423,7 @@ class PlacementConfig:
     # the rows that it touches. Slots of the optimizer move with their row, so those of adam and rmsprop, and momentum,
     # decay only when it is touched; with sgd and adagrad the result is that of a dense layer
     sparse: list[str] = field(default_factory=list)
-    # patterns of Embedding layers whose ids are any int64 -> the ids that they have room for, whatever input_dim is.
+    # Embedding layers that take any int64 id: pattern -> capacity in rows (input_dim is ignored).
     # A row begins when a step first has its id
     growing: dict[str, int] = field(default_factory=dict)
     # of a pattern in growing -> the updates that must have had an id, the one at hand among them, before its row is
@@ -460,7 +460,7 @@ class EvaluateConfig:
     # the metric by which an evaluator task chooses the best checkpoint, and training ends early; default: accuracy, or
     # loss where there is none
     best_metric: str | None = None
-    best_is: BestIs = BestIs.auto  # whether best_metric is to fall or to rise
+    best_is: BestIs = BestIs.auto  # whether lower or higher best_metric is better
     # evaluations in a row without a better best_metric after which training ends early; default: never
     patience: int | None = field(default=None, metadata=limits(at_least=1))
     min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # a smaller change of best_metric is no better

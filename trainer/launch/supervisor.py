@@ -148,7 +148,7 @@ class Supervisor:
             if requests.take(self._directory, Request.stacks, name) and attempt.page:  # else the signal would end it
                 self.attempts.signal(name, signal.SIGUSR1)
             if requests.take(self._directory, Request.kill, name):
-                self._say(f"killing {name}, as was asked")
+                self._say(f"killing {name} as requested")
                 self.attempts.signal(name, signal.SIGKILL)
 
     def _obey_signals(self) -> None:

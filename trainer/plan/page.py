@@ -71,7 +71,7 @@ def _bits(plan: Plan) -> str:
         return f"bits: not repeatable under {plan.strategy}"
     threads = plan.workers[0].intra_op_threads
     each = f"{count(plan.replica_batch, 'example')} and {count(threads, 'thread')}"
-    return f"bits: those of {count(plan.replicas, 'replica')} with {each} each"
+    return f"result depends on: {count(plan.replicas, 'replica')}, {each} per replica"
 
 
 def _tasks(plan: Plan, width: int) -> Table:

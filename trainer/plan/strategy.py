@@ -57,7 +57,7 @@ class Strategy:
         return ", ".join([self.name, count(replicas, "replica"), batch, self.where.format(hosts=hosts), *sentence])
 
 
-_WAITS_FOR_ALL, _ON_HOSTS = "every update waits for all {replicas}", "shards on {hosts}"
+_WAITS_FOR_ALL, _ON_HOSTS = "every update waits for all {replicas} replicas", "shards on {hosts}"
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (

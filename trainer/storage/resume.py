@@ -94,7 +94,7 @@ def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict
     named = "".join(f", {name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_"))
     more = "change evaluate.patience or train.steps" if early else twice(config.train, step)
     why = f" ({early})" if early else ""
-    return f"already finished: {step} of {steps} steps{named}{why}\nto train on: {more}"
+    return f"already finished: {step} of {steps} steps{named}{why}\nto continue: {more}"
 
 
 def _steps(now: RunConfig, before: RunConfig) -> int | None:

@@ -194,7 +194,7 @@ def _mark(layer: keras.layers.Embedding, pattern: SparsePattern) -> None:
     for what, is_asked in asked.items():
         if is_asked:
             key = "placement.growing" if pattern.growing else "placement.sparse"
-            raise ValueError(f"layer {layer.path} has {what}, which no sparse layer can have; leave it out of {key}")
+            raise ValueError(f"sparse layers do not support {what} (layer {layer.path}); leave it out of {key}")
     path, rows = f"{layer.path}/{VARIABLE}", pattern.rows or layer.input_dim
     sparse = _Sparse(path, rows, layer.output_dim, _first_values(layer), pattern.growing)
     layer._embeddings = None

@@ -108,7 +108,7 @@ def _compute(objective: Objective, data: DataSet, count: int) -> Batch:
         remedy = ""
         if isinstance(batch.labels, dict) and isinstance(named, dict) and batch.labels.keys() != named.keys():
             remedy = f"give the labels the names of the outputs with a loss, of {', '.join(named)}, and no others"
-        message = f"{objective.text}; it cannot be computed of {given}: {one_paragraph(error)}"
+        message = f"{objective.text}; it cannot be computed from {given}: {one_paragraph(error)}"
         raise Mismatch(message, remedy) from error
     _check_metrics(model)
     _check_results(objective.results(sums))

@@ -199,7 +199,7 @@ def _chief(run: RunRecord) -> Claim:
 def _lives(run: RunRecord) -> Claim:
     launcher = run.journals[LAUNCHER]
     again = sum(isinstance(entry, TaskStart) and entry.attempt > 0 for entry in launcher)
-    text = f"every task ended well, with one process at a time; {count(again, 'task')} started again"
+    text = f"every task exited cleanly and never ran twice at once; {count(again, 'restart')}"
     if not launcher:
         return Claim(text, skipped="no launcher started it")
     good = {exit_codes.OK, exit_codes.TERMINATED} if run.is_stopped else {exit_codes.OK}
@@ -232,7 +232,9 @@ def _checkpoints(run: RunRecord) -> Claim:
 
 def _counts(run: RunRecord) -> Claim:
     config, plan = run.config, run.plan
-    text = f"every example was used as often as {count(run.end, 'step')} of {plan.global_batch} examples use it"
+    text = (
+        f"every example was used exactly as often as {count(run.end, 'step')} of {plan.global_batch} examples require"
+    )
     if not run.waits_for_all:
         return Claim(text, skipped=NO_WAITING)
     if not _adds_one(config.optimizer, plan.global_batch):

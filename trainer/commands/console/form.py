@@ -142,7 +142,7 @@ def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None
         return Problem(line, "is no override", "one key=value on each line, e.g. optimizer.clip_norm=1")
     section = key.split(".")[0]
     if not is_plain or "/" in key or section not in SECTIONS or (section == key and isinstance(value, dict | list)):
-        return Problem(key, "cannot be set from the console", f"what can: single keys of {', '.join(SECTIONS)}")
+        return Problem(key, "cannot be set from the console", f"allowed here: single keys of {', '.join(SECTIONS)}")
     if key == "user":
         return _outside(str(value), config.user_folder, "console.user_folder")
     if key in ("resume", "model.init") and value not in ("auto", "never", None):

@@ -64,5 +64,5 @@ def summary(findings: Sequence[Finding]) -> str:
     counts = Counter(finding.level for finding in findings)
     parts = [count(counts[level], level.value) for level in (Level.problem, Level.warning) if counts[level]]
     if not parts:
-        return "nothing is missing"
+        return "all checks passed"
     return ", ".join(parts) + ("" if counts[Level.problem] else "; runs can start")

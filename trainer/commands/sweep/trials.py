@@ -88,7 +88,7 @@ class Sweep:
         different = [key for key in said if before.get(key, DEFAULTS.get(key)) != said[key]]
         if different and not (set(different) <= {"metric", "is_lowest"} and not any(one.scores for one in self.trials)):
             raise OtherSweepError(
-                f"{path} has another sweep: {different[0]} was {before.get(different[0])}, and is "
+                f"{path} belongs to a different sweep: {different[0]} was {before.get(different[0])}, now "
                 f"{said[different[0]]}; repeat its command, or choose another run=PATH"
             )
         if different:

@@ -212,7 +212,7 @@ class GrowingMemory(BlockMemory):
 
     def _full(self) -> str:
         path, pattern = self.block.tables[0].path, self.block.tables[0].path.rpartition("/")[0]
-        text = f"{path} has no row for another id: it has room for {self.block.rows:,}; give its layer more with "
+        text = f"table {path} is full: all {self.block.rows:,} rows are in use; give its layer more with "
         return f"{text}placement.growing={{{pattern}:{2 * self.block.rows}}}, or evict rows with placement.max_age"
 
     def _begin_rows(self, rows: np.ndarray, fills: Mapping[str, float]) -> None:

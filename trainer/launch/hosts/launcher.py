@@ -122,7 +122,7 @@ def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
             message = f"{host} has {one.version}, this machine {versions.describe()}"
             yield Problem(KEY, message, "install the same versions on all hosts")
         elif one.code != versions.code_hash():
-            yield Problem(KEY, f"{host} has another code of the trainer", "install the same version on all hosts")
+            yield Problem(KEY, f"{host} runs different trainer code", "install the same version on all hosts")
 
 
 def _check_gpus(config: RunConfig, facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
@@ -132,7 +132,7 @@ def _check_gpus(config: RunConfig, facts: Mapping[str, HostFacts]) -> Iterator[P
         if highest >= facts[host].gpus:
             has = count(facts[host].gpus, "GPU")
             yield Problem(
-                "device.gpus", f"{name} is to use GPU {highest} of {host}, which has {has}", "they count from 0"
+                "device.gpus", f"{name} is assigned GPU {highest}, but {host} has only {has}", "indices start at 0"
             )
 
 

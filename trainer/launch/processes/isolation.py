@@ -43,7 +43,7 @@ def why_not(config: RunConfig, pages: Path | None = None) -> str:
         return USER_CODE
     reason = reason or _why_no_socket(pages)
     if reason and isolate is Isolate.always:
-        message = f"always is not possible: {reason}"
+        message = f"this machine cannot isolate runs: {reason}"
         raise ConfigError([Problem("security.isolate", message, "leave it out; mode=doctor says more")])
     return reason
 

@@ -53,7 +53,7 @@ def run(config: RunConfig, overrides: Sequence[str], directory: RunDirectory) ->
         return _follow(job, folder / f"{job}.out", printed)
     except KeyboardInterrupt:
         again = shell.typed("run", shown(directory.path))
-        print(f"\njob {job} goes on; to follow it, type the same command with {again}")
+        print(f"\njob {job} is still running; to follow it again, type the same command with {again}")
         print(f"to stop it, which saves: scancel {job}")
         return exit_codes.INTERRUPTED
 
@@ -153,7 +153,7 @@ def _exit_code(job: int) -> int | None:
 def _slurm(*words: str) -> str:
     """The output of a command of Slurm."""
     if shutil.which(words[0]) is None:
-        raise SlurmError(f"there is no {words[0]} on this machine; launch=slurm is typed where jobs are submitted")
+        raise SlurmError(f"{words[0]} not found; run this on a host that can submit Slurm jobs")
     try:
         ended = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECS, check=False)
     except subprocess.TimeoutExpired as error:

@@ -37,7 +37,7 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
     if config.job is not None:
         yield Problem(key, f"this process is to run {config.job}:{config.task}; it starts no other task", instead)
     elif config.cluster.addresses and not config.cluster.hosts:
-        message = "containers use a network of their own, where cluster.addresses means nothing"
+        message = "cluster.addresses has no effect with launch=docker; containers get their own network"
         yield Problem(key, message, "leave out one of the two")
 
 

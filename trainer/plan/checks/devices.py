@@ -127,8 +127,7 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
             reported.add(tuple(given))
             yield Problem(
                 given[0],
-                f"{job}:{index} has {' and '.join(given[1:])} as well; a task takes a share of a GPU's memory, a "
-                "number of MiB, or what it needs as it grows",
+                f"{job}:{index} sets more than one of memory_fraction, memory_mib and growth: {' and '.join(given)}",
                 "leave all out but one",
             )
 

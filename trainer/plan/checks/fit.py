@@ -116,5 +116,5 @@ def warn_of_model(description: Description) -> Iterator[Problem]:
     for text in description.warnings:
         yield Problem("model", text, 'to hide it: warnings.filterwarnings("ignore", ...) in the code that warns')
     for path in description.not_adapted:
-        message = f"layer {path} has adapted to no data, so it changes nothing"
+        message = f"layer {path} was never adapted, so it returns its input unchanged"
         yield Problem("model", message, "give the model's function an argument train, and call adapt(train)")
