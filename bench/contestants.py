@@ -76,7 +76,7 @@ def _our_overrides(directory: Path) -> list[str]:
     return [
         "train.steps=1000000000",
         "checkpoint.every=0",
-        "summary.every=1000",
+        "history.every=1000",
         f"timeouts.heartbeat_secs={FOR_EVER}",
         f"timeouts.step_secs={FOR_EVER}",
         "restart.max=0",

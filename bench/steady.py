@@ -20,7 +20,7 @@ from trainer.observe.task_page import TaskPage
 
 START_SECS = 300.0
 # Only steps: no checkpoints, hardly a line of history, and timeouts that a busy machine does not exceed.
-ALONE = ["train.steps=10000000", "checkpoint.every=0", "summary.every=1000000", "timeouts.heartbeat_secs=600"]
+ALONE = ["train.steps=10000000", "checkpoint.every=0", "history.every=1000000", "timeouts.heartbeat_secs=600"]
 ALONE += ["timeouts.step_secs=600", "timeouts.roll_call_secs=300"]
 
 

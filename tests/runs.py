@@ -21,10 +21,10 @@ STALLED_SECS = 90.0  # without any progress; how long a command takes is the mac
 LONGEST_SECS = 600.0
 GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
 ON_HOSTS = [  # of several hosts, to be compared with a run of one
-    *("cluster=2ps4w", "model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", "summary.every=1"),
+    *("cluster=2ps4w", "model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", "history.every=1"),
     "device.intra_op_threads={ps:1,worker:1}",
 ]
-SMALL = ["train.batch_size=48", "train.steps=12", "summary.every=1", "checkpoint.every=5"]
+SMALL = ["train.batch_size=48", "train.steps=12", "history.every=1", "checkpoint.every=5"]
 
 # Commands that run others as a user without any capability, and where no network namespace may be made.
 UNPRIVILEGED = ["unshare", "--user", "--map-user=1234", "--map-group=1234"]

@@ -12,7 +12,7 @@ from runs import Run
 
 pytestmark = pytest.mark.cluster
 
-SHORT = ["mode=chaos", "model=mlp", "train.batch_size=48", "checkpoint.every=10", "summary.every=1", "run=runs"]
+SHORT = ["mode=chaos", "model=mlp", "train.batch_size=48", "checkpoint.every=10", "history.every=1", "run=runs"]
 
 Start = Callable[..., Run]
 

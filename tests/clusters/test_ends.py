@@ -14,7 +14,7 @@ from runs import Run, has_ended, wait_until
 pytestmark = pytest.mark.cluster
 
 Finish = Callable[..., Run]
-FAST = ["model=mlp", "cluster=1ps2w", "train.batch_size=64", "seed=1", "summary.every=1", "checkpoint.every=40"]
+FAST = ["model=mlp", "cluster=1ps2w", "train.batch_size=64", "seed=1", "history.every=1", "checkpoint.every=40"]
 LONG = [*FAST, "train.steps=100000"]
 
 

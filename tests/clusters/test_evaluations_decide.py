@@ -75,7 +75,7 @@ def on_end(step, logs):
     fail_in("on_end")
     kill_once("at-the-end")
 """
-OWN = ["user=own.py", "model=net", "data=rows", "train.batch_size=64", "train.steps=3000", "seed=1", "summary.every=1"]
+OWN = ["user=own.py", "model=net", "data=rows", "train.batch_size=64", "train.steps=3000", "seed=1", "history.every=1"]
 OWN += ["checkpoint.every=10", "restart.max=9", "restart.delay_secs=0.1", "optimizer=sgd", "optimizer.momentum=0.9"]
 # No evaluation improves by as much as that.
 DECIDED = ["evaluate.every=10", "evaluate.best_metric=loss", "evaluate.patience=4", "evaluate.min_delta=10"]

@@ -18,7 +18,7 @@ from trainer.storage import checkpoint
 pytestmark = pytest.mark.cluster
 
 Finish = Callable[..., Run]
-SMALL = ["model=mlp", "train.batch_size=32", "checkpoint.every=10", "summary.every=1", "seed=1"]
+SMALL = ["model=mlp", "train.batch_size=32", "checkpoint.every=10", "history.every=1", "seed=1"]
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "conf" / "experiment"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 FEW = ["train.steps=6"]
 SHORT = {  # what makes a run of seconds from each; FEW for one that is not listed
-    "towers_mnist": ["train.steps=30", "train.batch_size=40", "summary.histogram_every=10", "checkpoint.every=10"],
+    "towers_mnist": ["train.steps=30", "train.batch_size=40", "history.histogram_every=10", "checkpoint.every=10"],
     "between_graph_async": ["train.steps=30", "train.batch_size=48"],
 }
 

@@ -17,7 +17,7 @@ from runs import Run, wait_until
 pytestmark = pytest.mark.cluster
 
 STEPS, FAULT_AT = 60, 25
-OWN_MODEL = ["seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
+OWN_MODEL = ["seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "history.every=1"]
 EXACT = ["model=mlp", "model.options.width=256", *OWN_MODEL]  # as wide as that, it stays in shared memory
 SEVERAL, APART = [*EXACT, "train.steps=130"], 35  # steps, between one fault and the next
 

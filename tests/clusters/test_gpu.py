@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.gpu]
 
 Start = Callable[..., Run]
 ON_GPU_0 = ["device=gpu", "device.memory_fraction={worker:0.08}"]  # of tests that run beside each other too
-SHORT = ["seed=1", "train.steps=25", "summary.every=1"]
+SHORT = ["seed=1", "train.steps=25", "history.every=1"]
 CUDA_MIB = 1000  # that a process takes beside the memory of TensorFlow
 STRATEGIES = {
     "local": [],
@@ -42,7 +42,7 @@ def test_every_strategy_learns_to_read_digits(start: Start, name):
 
 
 def test_the_bits_do_not_depend_on_where_the_shards_are_nor_on_a_worker_that_is_killed(start: Start):
-    given = ["device.deterministic=true", "seed=1", "train.steps=300", "summary.every=1"]
+    given = ["device.deterministic=true", "seed=1", "train.steps=300", "history.every=1"]
     runs = [run_on_gpu(start, f"cluster={size}", f"run={size}", *given) for size in ("1ps2w", "2ps2w", "2w")]
     broken = start(*ON_GPU_0, *given, "cluster=2ps2w", "run=broken")
     broken.wait_for_step(20)
@@ -54,7 +54,7 @@ def test_the_bits_do_not_depend_on_where_the_shards_are_nor_on_a_worker_that_is_
 
 def test_workers_alone_take_memory_of_a_gpu_and_no_more_than_they_may(start: Start):
     run = start(
-        "device=gpu", "device.memory_mib={worker:3000}", "cluster=1ps2w", "summary.every=1", "train.steps=1000000"
+        "device=gpu", "device.memory_mib={worker:3000}", "cluster=1ps2w", "history.every=1", "train.steps=1000000"
     )
     run.wait_for_step(10)
     workers = {run.last_pid(task) for task in ("worker:0", "worker:1")}

@@ -26,7 +26,7 @@ EXACT = [
     "seed=4",
     "train.batch_size=48",
     "checkpoint.every=10",
-    "summary.every=1",
+    "history.every=1",
 ]
 CHAOS = ["mode=chaos", "run=runs", *EXACT, "train.steps=120"]
 

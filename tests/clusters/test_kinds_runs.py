@@ -27,7 +27,7 @@ AS_RUNS = ["dicts and texts", "two outputs", "masked steps", "frozen weights"]
 @pytest.mark.long
 @pytest.mark.parametrize("kind", AS_RUNS)
 def test_a_kind_of_model_is_the_same_after_a_kill_and_a_resume(start, finish, tmp_path: Path, kind: str):
-    given = [*overrides_of(kind), "checkpoint.every=10", "summary.every=1"]
+    given = [*overrides_of(kind), "checkpoint.every=10", "history.every=1"]
     unbroken = finish(*given, "cluster=1ps2w", "train.steps=40", f"run={tmp_path / 'unbroken'}")
     killed = start(*given, "cluster=2w", "train.steps=30")
     killed.wait_for_step(10)

@@ -22,7 +22,7 @@ from runs import LONGEST_SECS, Run
 pytestmark = pytest.mark.cluster
 
 Finish = Callable[..., Run]
-SHORT = ["seed=1", "train.steps=25", "train.batch_size=64", "summary.every=1"]
+SHORT = ["seed=1", "train.steps=25", "train.batch_size=64", "history.every=1"]
 
 USER_FILE = '''
 import keras
@@ -49,7 +49,7 @@ def main_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("main")
     for name in ("scratch", "trainer"):
         (folder / name).mkdir()
-    overrides = ["cluster=2ps4w", "train.steps=160", "seed=1", "summary.histogram_every=100"]
+    overrides = ["cluster=2ps4w", "train.steps=160", "seed=1", "history.histogram_every=100"]
     run = Run(overrides, folder, {"TMPDIR": str(folder / "scratch")})
     assert run.wait() == 0, run.output
     yield run
@@ -146,7 +146,7 @@ def test_a_cluster_computes_what_one_process_does(finish: Finish):
 
 
 def test_a_checkpoint_resumes_on_another_cluster_and_in_one_process(finish: Finish):
-    common = ["model=mlp", "seed=3", "summary.every=1"]
+    common = ["model=mlp", "seed=3", "history.every=1"]
     unbroken = finish("cluster=2ps2w", "train.steps=40", "run=unbroken", *common)
     finish("cluster=1ps2w", "train.steps=20", "run=first", *common)
     same = finish("cluster=2ps2w", "train.steps=40", "run=same", "resume=first", *common)

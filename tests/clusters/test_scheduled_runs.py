@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 STEPS, FAULT_AT = 60, 25
 EXACT = [
     *("model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", f"train.steps={STEPS}"),
-    *("checkpoint.every=10", "summary.every=1", "device.intra_op_threads={ps:1,worker:1}"),
+    *("checkpoint.every=10", "history.every=1", "device.intra_op_threads={ps:1,worker:1}"),
 ]
 LONG = [*EXACT, "train.steps=100000", "checkpoint.every=0"]
 MOVED = (69, 75, 143)  # codes of tasks that are started again

@@ -14,7 +14,7 @@ from runs import Run
 pytestmark = pytest.mark.cluster
 
 Finish = Callable[..., Run]
-SHORT = ["model=mlp", "seed=1", "train.steps=25", "train.batch_size=96", "summary.every=1"]
+SHORT = ["model=mlp", "seed=1", "train.steps=25", "train.batch_size=96", "history.every=1"]
 FOUR_HERE = "device.replicas=[/cpu:0,/cpu:1,/cpu:2,/cpu:3]"
 STRATEGIES = {
     # 256 examples an update, as in the others
@@ -29,7 +29,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("name", ["async", "backup"])  # the others have the bits of the main job, or nearly
 def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start, name):
     """600 steps; at about the 300th the launcher and all its tasks are killed, and the same command goes on."""
-    command = [*STRATEGIES[name], "model=mlp", "train.steps=600", "seed=1", "summary.every=5", "checkpoint.every=60"]
+    command = [*STRATEGIES[name], "model=mlp", "train.steps=600", "seed=1", "history.every=5", "checkpoint.every=60"]
     run = start(*command)
     run.wait_for_step(300)
     os.killpg(run.process.pid, signal.SIGKILL)
@@ -48,7 +48,7 @@ def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["all_reduce", "replicas in one process"])
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_was_not(finish: Finish, name):
-    common = [*STRATEGIES[name], "model=mlp", "seed=3", "summary.every=1"]
+    common = [*STRATEGIES[name], "model=mlp", "seed=3", "history.every=1"]
     unbroken = finish("train.steps=30", "run=unbroken", *common).summary()
     finish("train.steps=15", "run=broken", *common)
     resumed = finish("train.steps=30", "run=broken", *common).summary()
@@ -129,7 +129,7 @@ EVERYWHERE = {
 def test_how_a_replica_computes_is_its_own_affair(finish: Finish, knob):
     """Each knob trains under each strategy; those that wait for all agree to the knob's rounding."""
     strategies = EVERYWHERE if knob == "all at once" else ("local", "sync", "all_reduce")
-    common = ["train.steps=12", "train.batch_size=64", "seed=1", "summary.every=1", *KNOBS[knob]]
+    common = ["train.steps=12", "train.batch_size=64", "seed=1", "history.every=1", *KNOBS[knob]]
     losses = {name: _losses(finish(*EVERYWHERE[name], f"run={name}", *common)) for name in strategies}
     assert all(series[-1] < 2.0 for series in losses.values()), losses  # 2.3 before the first update
     for name in ("sync", "all_reduce"):

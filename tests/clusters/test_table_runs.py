@@ -47,7 +47,7 @@ def factors():
 """
 RUN = ["user=mine.py", "model=factors", "data=ratings", "placement.sparse=['*_table']", "train.batch_size=32"]
 RUN += ["placement.growing={tag_names:300}", "placement.min_count={tag_names:2}", "placement.max_age={tag_names:15}"]
-RUN += ["optimizer=adagrad", "optimizer.learning_rate=0.1", "seed=3", "checkpoint.every=40", "summary.every=1"]
+RUN += ["optimizer=adagrad", "optimizer.learning_rate=0.1", "seed=3", "checkpoint.every=40", "history.every=1"]
 STEPS = 400
 
 

@@ -279,7 +279,7 @@ def test_only_the_last_exit_code_must_be_good():
 # ---- a run directory
 
 EXACT = ["model=oracle", "data=oracle", "optimizer=sgd", "optimizer.learning_rate=48", "train.batch_size=48"]
-RECORDED = ["summary.journal=true", "summary.every=2", "checkpoint.every=10"]
+RECORDED = ["history.journal=true", "history.every=2", "checkpoint.every=10"]
 
 
 def breaches(run: Run) -> list[str]:
@@ -373,7 +373,7 @@ def test_examples_that_were_counted_wrong_are_named(finish: Callable[..., Run]):
 @pytest.mark.long
 @pytest.mark.cluster
 def test_claims_that_cannot_be_checked_say_why(finish: Callable[..., Run]):
-    run = finish("cluster=1ps2w", "strategy=async", *EXACT, "train.steps=20", "summary.journal=true")
+    run = finish("cluster=1ps2w", "strategy=async", *EXACT, "train.steps=20", "history.journal=true")
     assert breaches(run) == []
     assert skipped(run) == [check.NO_WAITING] * 3
     run = finish("cluster=local", *EXACT[:-2], "train.batch_size=48", "train.steps=4", "run=unrecorded")

@@ -408,7 +408,7 @@ REFUSED = [
     ("launch.ssh=rm -rf /", "launch.ssh: cannot be set from the console"),
     ('slurm.args="--wrap=x"', "slurm.args: cannot be set from the console"),
     ("run=/tmp/x", "run: cannot be set from the console"),
-    ("plan.json=/tmp/x", "plan.json: cannot be set from the console"),
+    ("plan.write_to=/tmp/x", "plan.write_to: cannot be set from the console"),
     ("report.file=/tmp/x", "report.file: cannot be set from the console"),
     ("mode=clean", "mode: cannot be set from the console"),
     ("hydra.run.dir=/tmp", "hydra.run.dir: cannot be set from the console"),

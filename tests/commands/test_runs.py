@@ -34,7 +34,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task.chief.asked import Questions
 
 MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000)
-OVERRIDES = ["cluster=1ps2w", "model=mlp", "model.options.width=16", "train.batch_size=48", "summary.every=1"]
+OVERRIDES = ["cluster=1ps2w", "model=mlp", "model.options.width=16", "train.batch_size=48", "history.every=1"]
 SLOW = "import time\ndef on_step(step, logs): time.sleep(0.03)"  # else it makes thousands of steps meanwhile
 
 

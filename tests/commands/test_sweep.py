@@ -308,7 +308,7 @@ def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
 @pytest.mark.cluster
 @pytest.mark.long
 def test_ctrl_c_saves_the_trial_and_the_same_command_continues(tmp_path):
-    words = ["-m", "optimizer.learning_rate=0.001,0.01", *SMALL, "train.steps=400", "summary.every=1", "run=sweeps/a"]
+    words = ["-m", "optimizer.learning_rate=0.001,0.01", *SMALL, "train.steps=400", "history.every=1", "run=sweeps/a"]
     command = [sys.executable, "-m", "trainer", *words]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as stopped:
         history = tmp_path / "sweeps/a/0000/history.jsonl"

@@ -69,7 +69,7 @@ def test_what_the_trainer_refuses_the_schema_refuses(text, place):
 @pytest.mark.parametrize(
     "text",
     [
-        "train: { steps: '${summary.every}', jit: '${profile}' }",
+        "train: { steps: '${history.every}', jit: '${profile}' }",
         "seed: ???",
         "optimizer: { learning_rate: 1, clip_norm: null }",
         "device: { gpus: { worker: [0], 'worker:1': [1] }, layers: { 'dense*': /gpu:1 } }",

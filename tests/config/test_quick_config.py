@@ -23,7 +23,7 @@ VALID = [
     ["mode=chaos", 'chaos.schedule="kill worker:2 @40; stop ps:0 @80 for 15s"', "chaos.kinds=[kill-in-save]"],
     ["strategy=backup", "strategy.quorum=3", "optimizer=momentum", "optimizer.learning_rate=1e-3"],
     ["model=mlp", "model.options.depth=4", "data=npz", "data.options.path=x.npz", "optimizer.schedule.name=cosine"],
-    ["checkpoint.every=${summary.every}", "train.accumulate=2", "optimizer.clip_norm=0.5", "run=runs/mine"],
+    ["checkpoint.every=${history.every}", "train.accumulate=2", "optimizer.clip_norm=0.5", "run=runs/mine"],
     [
         "evaluate.patience=4",
         "strategy=async",

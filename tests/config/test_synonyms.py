@@ -27,7 +27,7 @@ SETTINGS = {  # what is typed, and what should be
     "mixed_precision=true": "train.precision=mixed_float16",
     "early_stopping=3": "evaluate.patience=3",
     "config=my.yaml": "my.yaml",
-    "verbose=1": "summary.lines=true",
+    "verbose=1": "history.lines=true",
     "metrics=[auc]": "model.metrics=[auc]",
 }
 FLAGS = {
@@ -40,7 +40,7 @@ FLAGS = {
     "--config my.yaml": "my.yaml",
     "--config=my.yaml": "my.yaml",
     "-c my.yaml": "my.yaml",
-    "-v": "summary.lines=true",
+    "-v": "history.lines=true",
     "-q": "> run.log",
     "--dry-run": "mode=plan",
 }

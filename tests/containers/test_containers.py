@@ -20,8 +20,8 @@ from runs import LONGEST_SECS, Command, Run, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "compose/cluster.sh")
 STEPS = 400  # take seconds, so that a test can act on a run before its end
-EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
-LONG = ["model=mlp", "train.batch_size=48", "train.steps=100000", "checkpoint.every=0", "summary.every=1"]
+EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "history.every=1"]
+LONG = ["model=mlp", "train.batch_size=48", "train.steps=100000", "checkpoint.every=0", "history.every=1"]
 MODELS = """
 import os, keras
 

@@ -115,7 +115,7 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
     descriptions: dict[str, Description] = {}
     for command in filter(is_planned, commands(path)):
         words = shlex.split(EXAMPLE.sub(lambda named: f"{ROOT}/{named[0]}", command))[3:]
-        typed = [w for w in words if not w.startswith(("mode=", "launch=", "plan.json=", "--"))]
+        typed = [w for w in words if not w.startswith(("mode=", "launch=", "plan.write_to=", "--"))]
         overrides = arguments.sort(typed).overrides
         folder = next((w.partition("=")[2] for w in words if w.startswith("--config-dir=")), None)
         config = load(overrides, lambda config: validate.validate(config, machine), config_dir=folder)

@@ -471,7 +471,7 @@ def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, 
     (tmp_path / "counting.py").write_text(COUNTING)
     (tmp_path / "calls").mkdir()
     overrides = [f"cluster={size}", "user=counting.py", "model=tiny", "data=mnist_10k", "train.batch_size=48"]
-    overrides += ["train.steps=32", "summary.every=1", "checkpoint.every=0"]
+    overrides += ["train.steps=32", "history.every=1", "checkpoint.every=0"]
     run = start(*overrides, environment={"CALLS": str(tmp_path / "calls")})
     assert run.wait() == 0, run.output
     a_step = f"MainThread, {STEP_FETCHES} fetched, acts"

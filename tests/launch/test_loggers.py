@@ -17,7 +17,7 @@ from runs import Run
 
 pytestmark = pytest.mark.cluster
 
-SMALL = ("cluster=local", "model=mlp", "summary.every=2", "evaluate.every=4", "checkpoint.every=4")
+SMALL = ("cluster=local", "model=mlp", "history.every=2", "evaluate.every=4", "checkpoint.every=4")
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_no_port_of_a_task_is_published_and_its_network_is_internal():
 )
 def test_only_tasks_that_write_can_write(job, journal, profile, expected):
     config = RunConfig(profile=profile)
-    config.summary.journal = journal
+    config.history.journal = journal
     specs = container_specs(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
     assert [m.target for m in container_of("worker:0", specs).mounts if m.is_writable] == [INSIDE]
     writable = [m.target for m in container_of(f"{job}:1", specs).mounts if m.is_writable]

@@ -118,8 +118,8 @@ def test_promtool_accepts_the_metrics_and_the_rules():
 @pytest.mark.cluster
 def test_the_endpoint_of_a_run_says_where_it_is_and_forgets_it(start, tmp_path):
     run = start(
-        *("cluster=1ps2w", "model=mlp", "train.batch_size=48", "train.steps=1000000", "summary.every=1"),
-        *("metrics.port=0", "metrics.discovery=targets"),
+        *("cluster=1ps2w", "model=mlp", "train.batch_size=48", "train.steps=1000000", "history.every=1"),
+        *("prometheus.port=0", "prometheus.discovery=targets"),
     )
     run.wait_for_step(5)
     (file,) = (tmp_path / "targets").iterdir()
@@ -176,8 +176,8 @@ def test_a_prometheus_answers_every_expression_of_the_dashboard_and_every_alert(
     """While workers train, one of which is killed and comes back."""
     run = start(
         *("cluster=2ps3w", "strategy=async", "strategy.max_staleness=1", "model=mlp", "train.batch_size=48", "run=run"),
-        *("train.steps=1000000", "summary.every=20", "checkpoint.every=200", "metrics.port=0"),
-        "metrics.discovery=prometheus",
+        *("train.steps=1000000", "history.every=20", "checkpoint.every=200", "prometheus.port=0"),
+        "prometheus.discovery=prometheus",
     )
     run.wait_for_step(100)
     status = json.loads((run.directory / "status.json").read_text())

@@ -438,7 +438,7 @@ def test_each_of_several_shards_of_a_task_is_stamped():
 
 # Real runs
 
-SHORT = ["model=mlp", "train.batch_size=48", "train.steps=12", "checkpoint.every=5", "summary.every=1"]
+SHORT = ["model=mlp", "train.batch_size=48", "train.steps=12", "checkpoint.every=5", "history.every=1"]
 ROWS = {
     "cluster=local": {("worker:0", REPLICA): ["input", "compute", "apply"]},
     "cluster=1ps2w": {

@@ -47,7 +47,7 @@ UNCHANGED = [
     ["cluster=4w"],
     ["launch=docker"],
     ["evaluate.every=5"],
-    ["summary.every=1", "checkpoint.every=7"],
+    ["history.every=1", "checkpoint.every=7"],
     ["device.log_placement=true"],
 ]
 

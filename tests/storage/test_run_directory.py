@@ -160,7 +160,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"status.json": "new"}
 
 
-@pytest.mark.parametrize("own", ["run=elsewhere", "mode=plan", "plan.json=plan.json", "device.gpus={worker:[1]}"])
+@pytest.mark.parametrize("own", ["run=elsewhere", "mode=plan", "plan.write_to=plan.json", "device.gpus={worker:[1]}"])
 def test_the_config_hash_ignores_what_tasks_may_differ_in(own):
     assert config_hash(load([own])) == config_hash(load([]))
 
@@ -216,7 +216,7 @@ def finish(directory: RunDirectory, *overrides: str, **summary: object) -> RunCo
 FINISHED = "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto continue: train.steps=600"
 
 
-@pytest.mark.parametrize("changed", [[], ["launch=docker"], ["cluster=4w"], ["summary.every=1"]])
+@pytest.mark.parametrize("changed", [[], ["launch=docker"], ["cluster=4w"], ["history.every=1"]])
 def test_a_finished_run_typed_again_says_so_and_what_to_type(directory, changed):
     finish(directory)
     typed = load(["cluster=1ps2w", f"run={directory.path}", *changed])

@@ -17,7 +17,7 @@ ISOLATED = "isolated: the tasks get a network of their own, which no other progr
 
 
 def run(config: RunConfig, start: Start) -> int:
-    """Prints the plan; writes it where `plan.json` says."""
+    """Prints the plan; writes it where `plan.write_to` says."""
     from trainer.plan import page
 
     with progress.note(planning.PLANNING) as note:
@@ -26,6 +26,6 @@ def run(config: RunConfig, start: Start) -> int:
     page.show(made)
     if config.launch.name is Launch.local:
         print(f"not isolated: {not_isolated}" if not_isolated else ISOLATED)
-    if config.plan.json is not None:
-        page.write_json(made, config.plan.json)
+    if config.plan.write_to is not None:
+        page.write_json(made, config.plan.write_to)
     return exit_codes.OK

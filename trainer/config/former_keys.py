@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMER: Mapping[str, str | None] = {  # by old key: the new one; none: nothing has its place
+    "summary": "history",
+    **{f"summary.{name}": f"history.{name}" for name in ("every", "histogram_every", "lines", "journal")},
+    **{f"metrics.{name}": f"prometheus.{name}" for name in ("port", "host", "discovery")},
+    "plan.json": "plan.write_to",
     "plan.example_ms": None,
     "plan.link_gbps": None,
 }
@@ -19,6 +23,8 @@ def replaced(config: dict[str, Any]) -> dict[str, Any]:
         section, _, name = old.rpartition(".")
         if isinstance(values := config.get(section), dict) and name in values:
             value = values.pop(name)
+            if not values:
+                del config[section]
             if new is not None:
                 section, _, name = new.rpartition(".")
                 config.setdefault(section, {})[name] = value

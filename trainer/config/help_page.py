@@ -60,7 +60,7 @@ KEYS = {
     "checkpoint.every": "steps between checkpoints; 0: only at the end",
     "checkpoint.keep": "number of newest checkpoints to keep",
     "checkpoint.on_error": "stop or continue when a checkpoint cannot be written",
-    "summary.every": "steps between lines of history.jsonl and events",
+    "history.every": "steps between lines of history.jsonl and events",
     "device.gpus": "visible GPUs by job or task, e.g. {worker:[0]}",
     "device.memory_fraction": "share of each GPU by job or task, in (0, 1]; or memory_mib, or growth",
     "device.replicas": "devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]",

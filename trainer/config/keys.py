@@ -201,8 +201,7 @@ def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
     """The problem of a value that its key cannot hold."""
     if dataclasses.is_dataclass(kind):
         names = ", ".join(field.name for field in dataclasses.fields(kind))
-        other = f", or {typed(synonyms.OF_SECTIONS[key], value)}" if key in synonyms.OF_SECTIONS else ""
-        return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}{other}")
+        return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}")
     better = example(key)
     if isinstance(value, float) and value.is_integer() and int in (kind, *get_args(kind)):
         better = f"{key}={int(value)}"

@@ -496,7 +496,7 @@ class ExportConfig:
 
 
 @dataclass
-class SummaryConfig:
+class HistoryConfig:
     every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
     histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps between histograms; 0: none
     lines: bool = False  # print every line of the history, instead of one every few seconds
@@ -590,11 +590,11 @@ class SecurityConfig:
 
 @dataclass
 class PlanConfig:
-    json: str | None = None  # also write the plan to this file
+    write_to: str | None = None  # also write the plan to this file, as JSON
 
 
 @dataclass
-class MetricsConfig:
+class PrometheusConfig:
     """Where the launcher answers /metrics for the whole run, for Prometheus."""
 
     # 0: a free port; default: no endpoint
@@ -694,14 +694,14 @@ class RunConfig:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
-    summary: SummaryConfig = field(default_factory=SummaryConfig)
+    history: HistoryConfig = field(default_factory=HistoryConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
     attach: AttachConfig = field(default_factory=AttachConfig)
     report: ReportConfig = field(default_factory=ReportConfig)

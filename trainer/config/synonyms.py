@@ -7,6 +7,7 @@ from trainer.config.cluster_size import ClusterSize
 
 # For each word: a key, which takes the value that was typed, or a complete setting; {} stands for the value.
 MEANT = {
+    "metrics": "model.metrics",
     "epoch epochs num_epochs n_epochs nb_epoch max_epochs num_train_epochs train_epochs": "train.epochs",
     "max_steps num_steps total_steps train_steps iterations num_iterations max_iter": "train.steps",
     "bs batch batchsize global_batch_size train_batch_size": "train.batch_size",
@@ -23,13 +24,13 @@ MEANT = {
     "grad_accum accumulate_grad_batches gradient_accumulation_steps": "train.accumulate",
     "early_stopping": "evaluate.patience",
     "save_every save_freq save_steps checkpoint_every": "checkpoint.every",
-    "log_every log_interval log_steps logging_steps print_freq": "summary.every",
+    "log_every log_interval log_steps logging_steps print_freq": "history.every",
     "eval_every eval_interval eval_steps validation_freq": "evaluate.every",
     "jit_compile xla": "train.jit=true",
     "fp16": "train.precision=mixed_float16",
     "bf16": "train.precision=mixed_bfloat16",
     "random_seed random_state manual_seed": "seed",
-    "v verbose": "summary.lines=true",
+    "v verbose": "history.lines=true",
     "q quiet silent": "> run.log",
     "gpu": "device=gpu",
     "dry_run dryrun": "mode=plan",
@@ -42,7 +43,6 @@ KEY_OF = {word: meant for words, meant in MEANT.items() for word in words.split(
 WORKERS = ("workers", "worker", "num_workers", "n_workers", "nodes", "num_nodes", "nnodes", "world_size", "replicas")
 SERVERS = ("ps", "num_ps", "parameter_servers")
 PRECISIONS = ("amp", "mixed_precision", "precision", "dtype")
-OF_SECTIONS = {"metrics": "model.metrics"}  # the key that a value for a whole section may be meant for
 COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("fit", "start"), "train"),
     **dict.fromkeys(("eval", "test", "validate", "score"), "evaluate"),

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.config.schema import MetricsConfig, RunConfig
+from trainer.config.schema import PrometheusConfig, RunConfig
 from trainer.config.versions import VERSION
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
@@ -52,10 +52,10 @@ class MetricsEndpoint:
             "data": config.data.name,
             "version": VERSION,
         }
-        self._server = None if config.metrics.port is None else _listen(config.metrics, self._text)
-        own = None if self._server is None else _target(config.metrics.host, self._server.server_address[1])
+        self._server = None if config.prometheus.port is None else _listen(config.prometheus, self._text)
+        own = None if self._server is None else _target(config.prometheus.host, self._server.server_address[1])
         targets = [own] if own else [task.control for task in plan.tasks if not task.control.startswith(UNIX)]
-        self._files = _files(config.metrics, directory)
+        self._files = _files(config.prometheus, directory)
         self._forget()
         if targets:
             for file in self._files:
@@ -83,7 +83,7 @@ class MetricsEndpoint:
                 file.unlink()
 
 
-def _files(config: MetricsConfig, directory: RunDirectory) -> list[Path]:
+def _files(config: PrometheusConfig, directory: RunDirectory) -> list[Path]:
     """Where Prometheus may find the run. It takes a pattern for files of one folder, not for folders."""
     own = directory.path / "prometheus.json"
     if config.discovery is None:
@@ -92,14 +92,14 @@ def _files(config: MetricsConfig, directory: RunDirectory) -> list[Path]:
     return [own, Path(config.discovery) / f"{directory.path.name}-{digest}.json"]
 
 
-def _listen(config: MetricsConfig, text: Any) -> PageServer:
+def _listen(config: PrometheusConfig, text: Any) -> PageServer:
     kind = PageServer6 if ":" in config.host else PageServer
     answer = handler({"/metrics": (metrics.CONTENT_TYPE, text)}, [config.host])
     try:
         server = kind((config.host, config.port or 0), answer)
     except OSError as error:
-        remedy = "metrics.port=0 takes a free one"
-        raise EndpointError(f"metrics.port: {config.host}:{config.port}: {error.strerror}; {remedy}") from error
+        remedy = "prometheus.port=0 takes a free one"
+        raise EndpointError(f"prometheus.port: {config.host}:{config.port}: {error.strerror}; {remedy}") from error
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
 

@@ -50,13 +50,13 @@ def make(
 
 
 def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, machine: Machine | None = None) -> Plan:
-    """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says; the rest as in `make`."""
+    """Makes the plan of a run as `make`, prints it in one line, and writes it where `plan.write_to` says."""
     with progress.note(PLANNING) as note:
         made = make(config, store, tasks, machine, note.runs)
-    if config.plan.json is not None:
+    if config.plan.write_to is not None:
         from trainer.plan import page
 
-        page.write_json(made, config.plan.json)
+        page.write_json(made, config.plan.write_to)
     print(made.describe(), flush=True)
     if made.initial:
         print(made.initial, flush=True)

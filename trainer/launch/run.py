@@ -56,7 +56,7 @@ def supervise(
         loggers = stack.enter_context(Loggers(config.loggers, directory))
         course = Course(plan.steps, start, plan.epoch_steps, plan.epochs)
         history = None
-        if config.summary.lines:
+        if config.history.lines:
             history = HistoryLines(directory.history, start=start, steps=plan.steps, batch=plan.update_batch)
         elapsed_secs = time.time() - started_at
         with make_progress(course, history, elapsed_secs=elapsed_secs) as progress, _breaking(faults, plan):

@@ -70,7 +70,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         max_part_mib=_max_part_mib(config.placement, config.optimizer),
         buckets=config.placement.buckets,
         sums=description.sums,
-        sums_every=config.summary.every,
+        sums_every=config.history.every,
     )
     replicas = averaged([task for task in tasks if task.job == "worker"], strategy)
     counted = is_counted(replicas, description)

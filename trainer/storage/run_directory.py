@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 OF_MACHINE = ("gpus", "intra_op_threads")
 OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
     *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
-    *("json", "metrics", "loggers", "runs", "attach", "report", "console", "sweep"),
+    *("json", "prometheus", "loggers", "runs", "attach", "report", "console", "sweep"),
 )
 MOST_GENERATIONS = 2**31  # a message stores its generation in 32 bits
 DESCRIBED = "trainer-"  # names of temporary folders begin so

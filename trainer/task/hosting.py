@@ -136,7 +136,7 @@ class _Updates:
             context.verify_placement(make_record(context.task.name, UPDATE, self.host.executed))
             self.host.executed = None
         self.waited_secs += wait_secs
-        if context.config.summary.journal:
+        if context.config.history.journal:
             context.journal.write(Update(self.generation, step))
         self.step = step
         if context.task.job == "ps":

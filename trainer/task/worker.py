@@ -161,7 +161,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
             until=start if is_last else plan.steps,
             stop_requested=lambda: context.stop.stops_all or status.ended_early is not None,
             reductions=lambda: chief.judge.reductions if chief else 0,
-            gradients_every=config.summary.histogram_every if chief else 0,
+            gradients_every=config.history.histogram_every if chief else 0,
             between=chief.between if chief else [],
             after=[*_make_actions(context, engine, pace, start, chief), *(chief.after if chief else [])],
             on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=context.rollbacks),
@@ -190,7 +190,7 @@ def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chie
     examples = plan.replica_batch * len(replicas)
 
     def write_journal(result: StepResult) -> None:
-        if context.config.summary.journal and result.step < plan.steps:
+        if context.config.history.journal and result.step < plan.steps:
             context.journal.write(journal.Push(result.generation, result.step, replicas))
 
     def write_profile(result: StepResult) -> None:

@@ -53,7 +53,7 @@ def adapted(config: RunConfig) -> RunConfig:
     config = copy.deepcopy(config)
     config.mode = Mode.train
     if not config.chaos.minutes:
-        config.summary.journal = True  # of a soak it would fill the disk
+        config.history.journal = True  # of a soak it would fill the disk
     else:
         config.train.steps = STEPS
         config.restart.window_secs = min(config.restart.window_secs, config.chaos.every_secs)

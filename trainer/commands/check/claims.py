@@ -24,7 +24,7 @@ from trainer.storage.journal import Entry, TaskStart
 from trainer.storage.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
-NOT_RECORDED = "its tasks recorded no steps (summary.journal=true)"
+NOT_RECORDED = "its tasks recorded no steps (history.journal=true)"
 NO_CHECK = "so it cannot be checked; the run itself continues, if its command is typed again"
 NO_WAITING = "its workers do not wait for each other"
 
@@ -149,7 +149,7 @@ def _ended(run: RunRecord) -> Claim:
 
 
 def _history(run: RunRecord) -> Claim:
-    every = run.config.summary.every
+    every = run.config.history.every
     text = f"history.jsonl has a line {'every step' if every == 1 else f'every {every} steps'} from {run.begin} on"
     if not run.waits_for_all:
         return Claim(text, skipped=NO_WAITING)
@@ -183,7 +183,7 @@ def _hosts(run: RunRecord) -> Claim:
 
 def _unrecorded(run: RunRecord) -> str | None:
     """Why it is unknown what the tasks did at each step."""
-    if not run.config.summary.journal:
+    if not run.config.history.journal:
         return NOT_RECORDED
     missing = [task.name for task in run.plan.trainers if not run.journals[task.name]]
     if missing and not run.journals[LAUNCHER]:

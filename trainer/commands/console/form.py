@@ -32,7 +32,7 @@ from trainer.storage.run_directory import RunDirectory
 PLAN_SECS = 120.0  # for TensorFlow to build the model once
 MOST = {"ps": 1000, "workers": 10_000, "gpus": 64}
 SECTIONS = (
-    *("model", "data", "strategy", "optimizer", "device", "placement", "train", "evaluate", "checkpoint", "summary"),
+    *("model", "data", "strategy", "optimizer", "device", "placement", "train", "evaluate", "checkpoint", "history"),
     *("timeouts", "restart", "seed", "profile", "resume", "user", "experiment"),
 )
 PROGRAMS = {Launch.local: None, Launch.docker: "docker", Launch.slurm: "sbatch"}  # that a launcher needs here

@@ -19,7 +19,7 @@ from trainer.launch.planning import make
 
 # Sections that no override of the console may have changed, whatever chose them.
 FIXED = (
-    *("slurm", "kubernetes", "security", "container", "plan", "metrics", "chaos"),
+    *("slurm", "kubernetes", "security", "container", "plan", "prometheus", "chaos"),
     *("attach", "report", "runs", "console", "sweep"),
 )
 

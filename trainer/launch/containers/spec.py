@@ -132,5 +132,5 @@ def _mounts(config: RunConfig, plan: Plan, task: Task, run: str, inputs: Sequenc
 
 def _writes(config: RunConfig, task: Task) -> bool:
     """Whether a task writes into the run directory."""
-    all_write = config.summary.journal or config.device.log_placement or config.profile
+    all_write = config.history.journal or config.device.log_placement or config.profile
     return task.is_chief or task.job == "evaluator" or all_write

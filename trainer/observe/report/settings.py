@@ -14,7 +14,7 @@ from trainer.config.schema import RunConfig
 from trainer.plan.serialize import to_json
 
 OF_THE_COMMAND = (
-    *("mode", "run", "json", "runs", "attach", "report", "console", "sweep", "metrics", "plan", "job", "task"),
+    *("mode", "run", "json", "runs", "attach", "report", "console", "sweep", "prometheus", "plan", "job", "task"),
 )
 NOT_SHOWN = ("cluster.ps", "cluster.worker", "cluster.evaluator", "optimizer.given")  # others say the same
 NOTHING = "(not set)"

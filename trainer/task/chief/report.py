@@ -49,7 +49,7 @@ class Report:
         self._context, self._config, self._plan, self._engine = context, context.config, context.plan, engine
         self._metrics, self._replicas = metrics, context.plan.update_batch / context.plan.replica_batch
         self._history, self.events, self.logs_progress = history, events, logs_progress
-        self._every = Every(context.config.summary.every, start=begun)
+        self._every = Every(context.config.history.every, start=begun)
         self._reported_at, self._reported_step = time.monotonic(), begun
         self._logged_at = time.monotonic()
         self._values: Mapping[str, float] = {}
@@ -102,8 +102,8 @@ class Report:
             _log.warning("step %d was not written to the history: %s", result.step, error)
 
     def _log_progress(self, values: Mapping[str, float], now: float) -> None:
-        """Logs a line every few seconds, or at each report if summary.lines is set."""
-        if self.logs_progress and (self._config.summary.lines or now - self._logged_at >= LOG_EVERY_SECS):
+        """Logs a line every few seconds, or at each report if history.lines is set."""
+        if self.logs_progress and (self._config.history.lines or now - self._logged_at >= LOG_EVERY_SECS):
             self._logged_at = now
             _log.info(history.describe(values, self._plan.steps, self._plan.update_batch, with_metrics=True))
 

@@ -100,7 +100,7 @@ def assemble(
     actions: list[tuple[Due, OnSnapshot]] = [(save_due, saver.save_if_sound), (asked, asked.answer)]
     if evaluation:
         actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))
-    actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))
+    actions.append((Every(config.history.histogram_every, start=start.step), report.write_parameters))
     for result in start.missed:
         report.update(result)
     judge = Judge(context, hooks, start, objective.metric_names())
@@ -112,7 +112,7 @@ def assemble(
     if (
         start.is_adopted
         and start.step
-        and Every(config.summary.histogram_every, start=start.step - 1).is_due(start.step)
+        and Every(config.history.histogram_every, start=start.step - 1).is_due(start.step)
     ):
         report.write_parameters(engine.snapshot())  # an earlier chief may not have written them
         engine.release()
