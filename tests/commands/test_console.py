@@ -276,7 +276,6 @@ def test_files_of_a_run_are_downloads_those_of_checkpoints_too(console, held):
     saved = checkpoint_writer.write(held.checkpoints, 10, 0, {}, {"parameters/w": np.ones(3)}, keep=2)
     (held.path / "profile").mkdir()
     (held.path / "profile/trace.json").write_text("{}")
-    (held.path / "placement.html").write_text("<p>placed</p>")
     browser = console()
     page = browser.get("/runs/mine").text
     of_checkpoint = [f"checkpoints/{saved.name}/{file.name}" for file in saved.iterdir()]
@@ -291,8 +290,8 @@ def test_files_of_a_run_are_downloads_those_of_checkpoints_too(console, held):
 
 def test_a_page_of_a_run_directory_is_opened_without_its_scripts(console, held):
     """A sandbox without allow-scripts, besides the policy that every answer has."""
-    (held.path / "placement.html").write_text(f"<p>placed</p>{HOSTILE}")
-    answer = console().get("/runs/mine/files/placement.html")
+    (held.path / "report.html").write_text(f"<p>placed</p>{HOSTILE}")
+    answer = console().get("/runs/mine/files/report.html")
     assert answer.text == f"<p>placed</p>{HOSTILE}"
     assert "content-disposition" not in answer.headers
     policies = [value for name, value in answer.all_headers if name == "content-security-policy"]

@@ -144,3 +144,14 @@ def test_a_smoothed_curve_begins_at_its_first_value_and_follows_slowly():
 )
 def test_a_number_of_an_axis_is_short(value, text):
     assert number(value) == text
+
+
+def test_a_page_shows_what_did_not_run_where_it_was_planned(tmp_path):
+    path = make_run(tmp_path / "run")
+    device, fault = "/job:worker/task:0/cpu:1", f"shard 0 {HOSTILE} is elsewhere"
+    record = {"task": "worker:0", "run": "step", "differences": [fault], "devices": {device: [{}, {}, {}]}}
+    (path / "placement.json").write_text(json.dumps({"as_planned": False, "records": [record]}))
+    html = page.write(path).read_text()
+    assert re.search(r'id="placement".*worker:0 /cpu:1</td><td class="number">3<', html, re.DOTALL)
+    assert "shard 0" in text_of(html)
+    assert HOSTILE not in html

@@ -55,6 +55,7 @@ class RunDirectory:
         self.pages = path / "pages"  # sockets of status pages, while an isolated run lives
         self.events = path / "events"
         self.journal = path / "journal"
+        self.placement = path / "placement.json"  # where everything ran, with device.log_placement=true
         self.loggers = path / "loggers"  # what they have had, and the files of some
         self.profile = path / "profile"
         self.generation = path / "generation.json"
@@ -76,8 +77,7 @@ class RunDirectory:
         for path in self.requests.iterdir():
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / "placement", ignore_errors=True)
-        for name in ("placement.json", "placement.html"):
-            (self.path / name).unlink(missing_ok=True)
+        self.placement.unlink(missing_ok=True)
         self._take_described()
         loaded, _ = self._read_generation()
         write_atomically(self.generation, json.dumps({"loaded": loaded, "launched_at": loaded}))

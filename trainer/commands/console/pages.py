@@ -42,7 +42,7 @@ BAD = re.compile(r" ERROR |^Traceback |\bfailed: ")  # begins a failure in a log
 FOLDERS = {"export": 1, "logs": 1, "checkpoints": 2, "best": 2}  # whose files may be downloaded: how deep they are
 FILES = (  # and these
     *("report.html", "config.yaml", "plan.json", "summary.json", "history.jsonl", "events.jsonl", "evaluations.jsonl"),
-    *("placement.html", "profile/trace.json", OUTPUT),
+    *("placement.json", "profile/trace.json", OUTPUT),
 )
 
 

@@ -1,11 +1,10 @@
-"""Writes where a run ran: one part per task, and all parts together as JSON and as a page."""
+"""Writes where a run ran: one part per task, and all parts together."""
 
 import json
 import threading
 from pathlib import Path
 
 from trainer.observe.placement.differences import differences
-from trainer.observe.placement.page import page
 from trainer.observe.placement.record import PlacementRecord
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
@@ -29,10 +28,9 @@ def write(run: Path, record: PlacementRecord, plan: Plan) -> None:
 
 
 def _merge(run: Path, records: list[PlacementRecord], plan: Plan) -> None:
-    """Writes placement.json and placement.html."""
+    """Writes placement.json."""
     order = {task.name: number for number, task in enumerate(plan.tasks)}
     known = sorted((r for r in records if r.task in order), key=lambda r: (order[r.task], r.run))
     entries = [{"differences": differences(record, plan), **record.to_json(plan)} for record in known]
     merged = {"as_planned": not any(entry["differences"] for entry in entries), "records": entries}
     write_atomically(run / "placement.json", json.dumps(merged, indent=1))
-    write_atomically(run / "placement.html", page(known, plan))

@@ -26,7 +26,7 @@ from trainer.observe.runs import RunFacts
 from trainer.observe.waits import UPDATE
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
-from trainer.storage.damage import DAMAGED
+from trainer.storage.damage import DAMAGED, read_json
 from trainer.storage.event_log import EventKind, EventLog, RunEvent
 from trainer.storage.json_lines import measured_lines
 from trainer.storage.run_directory import RunDirectory
@@ -35,10 +35,10 @@ REPORT = "report.html"
 NOT_DRAWN = ("step", "seconds")  # of a line of history.jsonl or evaluations.jsonl
 TITLES = {"loss": "loss", "examples_per_second": "examples per second", "learning_rate": "learning rate"}
 NOT_FAILED = (None, exit_codes.OK, exit_codes.INTERRUPTED, exit_codes.TERMINATED)
-LEFT_OUT: dict[str, Any] = {"status": {}, "summary": {}, "events": ()}  # for damaged files
+LEFT_OUT: dict[str, Any] = {"status": {}, "summary": {}, "events": (), "placement": {}}  # for damaged files
 MAX_EVENTS = 200  # of a page; the last
 MAX_SHARD_ROWS = 200
-FILES = ("plan.json", "placement.html", "profile/trace.json")  # that the page links to, where the run has them
+FILES = ("plan.json", "placement.json", "profile/trace.json")  # that the page links to, where the run has them
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class ReportedRun:
     history: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     events: Sequence[RunEvent]
+    placement: Mapping[str, Any]  # where everything ran; empty: that was not recorded
 
     @property
     def folder(self) -> Path:
@@ -89,6 +90,7 @@ def read(path: Path, name: str, *, is_over: bool = False) -> ReportedRun:
         history=list(measured_lines(directory.history)),
         evaluations=list(measured_lines(directory.evaluations)),
         events=list(EventLog(directory.event_log).read()),
+        placement=read_json(directory.placement),
     )
 
 
@@ -140,6 +142,7 @@ def context(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, st
         "update": UPDATE,
         "contributions": first.summary.get("contributions") or {},
         "events": _events(first),
+        "placement": _placement(first),
         "more_events": max(0, len(first.events) - MAX_EVENTS),
         "shards": shards(first.plan),
         "files": [name for name in FILES if (first.folder / name).exists()],
@@ -258,6 +261,21 @@ def _events(run: ReportedRun) -> list[dict[str, Any]]:
         }
         for event in run.events[-MAX_EVENTS:]
     ]
+
+
+def _placement(run: ReportedRun) -> dict[str, Any] | None:
+    """What did not run where it was planned, and how many operations ran on each device, by task."""
+    if not run.placement:
+        return None
+    records = run.placement["records"]
+    return {
+        "differences": [(one["task"], text) for one in records for text in one["differences"]],
+        "rows": [
+            {"task": one["task"], "run": one["run"], "device": device, "operations": len(operations)}
+            for one in records
+            for device, operations in one["devices"].items()
+        ],
+    }
 
 
 def _commands(run: ReportedRun) -> list[str]:
