@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer.config.running import running_line
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.problems import ConfigError
 from trainer.launch.describe import describe
@@ -272,3 +274,12 @@ def test_a_value_error_in_the_users_file_is_reported_with_its_line(tmp_path: Pat
     )
     result = answer(question)
     assert result["failure"].endswith("mine.py, line 2, in bad: ValueError: shape wrong")
+
+
+def test_a_frame_without_a_file_is_no_line_of_the_users(monkeypatch, tmp_path):
+    """Where the command runs in the folder of the user's file: Python's own <frozen runpy> would be in it."""
+    code = compile("found.append(running_line(user, threading.get_ident()))", "<frozen runpy>", "exec")
+    monkeypatch.chdir(tmp_path)
+    found: list[str] = []
+    exec(code, {"found": found, "running_line": running_line, "user": "mine.py", "threading": threading})
+    assert found == [""]

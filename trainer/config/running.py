@@ -10,7 +10,8 @@ def running_line(user: str | None, thread: int) -> str:
     frame = sys._current_frames().get(thread)
     while frame is not None:
         code = frame.f_code
-        if os.path.dirname(os.path.abspath(code.co_filename)) == folder:
+        is_file = not code.co_filename.startswith("<")  # <frozen runpy> is none, in whatever folder this runs
+        if is_file and os.path.dirname(os.path.abspath(code.co_filename)) == folder:
             where = "" if code.co_name == "<module>" else f", in {code.co_name}"
             return f"{os.path.basename(code.co_filename)}, line {frame.f_lineno}{where}"
         frame = frame.f_back

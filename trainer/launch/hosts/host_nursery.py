@@ -5,7 +5,7 @@
 
 First it answers what the launcher must know of this host, before it imports TensorFlow, and holds the ports that the
 tasks will listen on. It ends its tasks and itself when stdin ends, or when the launcher has been silent for long: a
-machine that loses its power closes no connection. ORDER is the JSON of an `NurseryOrder`.
+machine that loses its power closes no connection. ORDER is the JSON of a `NurseryOrder`.
 """
 
 import contextlib
