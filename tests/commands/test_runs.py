@@ -287,7 +287,7 @@ def test_a_run_is_looked_at_saved_stopped_and_continued_to_the_bits_of_an_unbrok
     whole = finish(*OVERRIDES, end, f"run={tmp_path}/whole")
     assert continued.summary()["params_sha256"] == whole.summary()["params_sha256"]
     assert continued.history()[-1]["step"] == steps + 20
-    assert "train on      python -m trainer mode=continue run=run train.steps=" in continued.output
+    assert "continue      python -m trainer mode=continue run=run train.steps=" in continued.output
 
     events = [json.loads(line) for line in (run.directory / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events if event["event"] in ("launch", "end")] == ["launch", "end"] * 2

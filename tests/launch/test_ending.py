@@ -52,7 +52,7 @@ def test_a_run_that_is_done_says_what_it_reached_where_it_is_and_what_to_type_ne
         "params_sha256 c0ffee",
         "run           runs/x",
         "model         runs/x/export/model.keras",
-        "train on      trainer cluster=2ps4w run=runs/x train.steps=600",
+        "continue      trainer cluster=2ps4w run=runs/x train.steps=600",
         "TensorBoard   pip install tensorboard && tensorboard --logdir runs/x",
     ]
 
@@ -65,7 +65,7 @@ def test_a_run_that_was_resumed_says_how_many_steps_it_made_now(directory):
 def test_a_run_of_epochs_is_continued_for_as_many_again(directory, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/trainer", "train.epochs=5"])
     lines = done(directory, SUMMARY, start=0, longer="train.epochs=10", has_report=False).splitlines()
-    assert "train on      trainer run=runs/x train.epochs=10" in lines
+    assert "continue      trainer run=runs/x train.epochs=10" in lines
 
 
 def test_tensorboard_where_it_is_installed_and_another_step_that_was_exported(directory, monkeypatch):
@@ -88,7 +88,7 @@ def test_the_rows_of_tables_that_grow_are_counted(directory):
 def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory):
     text = done(directory, SUMMARY | {"ended_early": "accuracy has not improved"}, start=0, has_report=False)
     assert text.startswith("ended early: accuracy has not improved\ndone: 300 steps")
-    assert "train on" not in text
+    assert "\ncontinue  " not in text
 
 
 def test_an_evaluator_s_best_checkpoint_and_a_saved_model_are_named(directory):

@@ -39,7 +39,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, lon
         "not exported": f"{why}; to try again: {again}" if (why := summary.get("not_exported")) else None,
         "left out": summary.get("export_skipped"),
         "report": shown(directory.path / REPORT) if has_report else None,
-        "train on": None if early else command(directory.path, resumes=True, more=[longer]),
+        "continue": None if early else command(directory.path, resumes=True, more=[longer]),
         "TensorBoard": _tensorboard(directory) if directory.events.exists() else None,
     }
     now = f" ({steps - start:,} of them now)" if start else ""
