@@ -111,7 +111,7 @@ class _Bench:
         print(self._results.last_line(), flush=True)
 
     def _get(self, name: str, twin: int, workload: str) -> Running:
-        """A contestant that is warm and paused: it is there already, or is started."""
+        """Returns a contestant that is warm and paused: it is there already, or is started."""
         if (name, twin) not in self._running:
             running = self._running[name, twin] = self._start(name, workload)
             running.wait_for_first_step(self._options.start_secs)
@@ -149,7 +149,7 @@ class _Bench:
 
 
 def _keys(row: Row) -> list[tuple[str, int]]:
-    """The two contestants of a row; of A/A, the second is another instance."""
+    """Returns the two contestants of a row; of A/A, the second is another instance."""
     return [(row.ours, 0), (row.other, int(row.other == row.ours))]
 
 

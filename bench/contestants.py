@@ -226,5 +226,5 @@ QUICK_ROWS = (
 
 
 def select(rows: tuple[Row, ...], patterns: list[str]) -> list[Row]:
-    """The rows that a pattern names, such as sync/*; all if there is none."""
+    """Returns the rows that a pattern names, such as sync/*; all if there is none."""
     return [row for row in rows if not patterns or any(fnmatchcase(row.name, pattern) for pattern in patterns)]

@@ -34,7 +34,7 @@ def of_machine() -> dict[str, Any]:
 
 
 def cpu_model(cpuinfo: str) -> str:
-    """The name of the processor; its architecture where Linux tells no name."""
+    """Returns the name of the processor; its architecture where Linux tells no name."""
     names = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
@@ -45,7 +45,7 @@ def load() -> float:
 
 
 def _commit() -> str | None:
-    """The commit, with "-dirty" where files other than results differ from it."""
+    """Returns the commit, with "-dirty" where files other than results differ from it."""
     try:
         commit = _git("rev-parse", "--short", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)bench/results")

@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def cases(directory: Path) -> Iterator[Case]:
-    """The data sets that are shipped, made or downloaded, npz and TFRecord; writes the files that they need."""
+    """Yields the data sets that are shipped, made or downloaded, npz and TFRecord; writes the files that they need."""
     yield Case("four numbers", "mlp", ["data=synthetic", "data.options.shape=[4]", "model.options.depth=0"])
     yield Case("mnist_10k", "cnn", ["data=mnist_10k"])
     yield Case("mnist_10k", "mlp", ["data=mnist_10k"])
@@ -131,7 +131,7 @@ def line(share: WaitShare, least_ms: float) -> str:
 
 
 def page(where: str, shares: Sequence[WaitShare], left_out: Sequence[str]) -> str:
-    """The table, as Markdown; the first of the shares is the one that has nothing to wait for."""
+    """Returns the table, as Markdown; the first of the shares is the one that has nothing to wait for."""
     least = shares[0].wait_ms if shares else 0.0
     above = [f"{share.case.name} with {share.case.model}" for share in shares if share.for_data(least) >= WISHED]
     lines = [

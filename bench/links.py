@@ -93,7 +93,7 @@ class LinkError(Exception):
 
 
 def measure_all(links: Sequence[str], clusters: Sequence[str]) -> tuple[list[LinkRow], list[str]]:
-    """Every variant on every cluster over every link; and why some are missing."""
+    """Returns every variant on every cluster over every link; and why some are missing."""
     rows, left_out = [], []
     variants = {}
     for variant, overrides in VARIANTS.items():
@@ -116,7 +116,7 @@ def measure_all(links: Sequence[str], clusters: Sequence[str]) -> tuple[list[Lin
 
 
 def unknown_key(overrides: Sequence[str]) -> str | None:
-    """Why this trainer does not take the overrides; none if it does."""
+    """Returns why this trainer does not take the overrides; none if it does."""
     try:
         load(list(overrides), lambda config: [])
     except ConfigError as error:
@@ -125,7 +125,7 @@ def unknown_key(overrides: Sequence[str]) -> str | None:
 
 
 def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> LinkRow:
-    """The time of a step over links of that rate.
+    """Returns the time of a step over links of that rate.
 
     Raises:
         RunError: if a task ends, or does not come to train.
@@ -248,7 +248,7 @@ def run(*command: str) -> None:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The table, as Markdown."""
+    """Returns the table, as Markdown."""
     facts = results["machine"]
     lines = [
         "# What links make of a step",

@@ -205,7 +205,7 @@ def _raise_limit_of_files() -> None:
 
 
 def page(rows: list[Row]) -> str:
-    """The results, as Markdown."""
+    """Returns the results, as Markdown."""
     processor = cpu_model(Path("/proc/cpuinfo").read_text())
     lines = [
         "# What a launcher costs as tasks are added",

@@ -61,7 +61,7 @@ def _deferred_signals() -> Iterator[None]:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all its descendants; parents first, without those that have ended."""
+    """Returns a process and all its descendants; parents first, without those that have ended."""
     try:
         process = psutil.Process(root)
         return [one.pid for one in (process, *process.children(recursive=True)) if is_alive(one.pid)]

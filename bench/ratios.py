@@ -21,7 +21,7 @@ class Ratio:
 
 
 def paired(ours: Sequence[float], other: Sequence[float]) -> list[float]:
-    """The ratio of each two neighbouring windows: whatever slows the machine for a while slows both.
+    """Returns the ratio of each two neighbouring windows: whatever slows the machine for a while slows both.
 
     Args:
         ours, other: rates of windows, in the order in which they were measured.
@@ -30,7 +30,7 @@ def paired(ours: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 def ratio(pairs: Sequence[float], seed: int = 0) -> Ratio:
-    """The median of ratios, with the percentile interval of Efron's bootstrap.
+    """Returns the median of ratios, with the percentile interval of Efron's bootstrap.
 
     Raises:
         ValueError: if there are none.

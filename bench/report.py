@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def options_of(options: BenchConfig) -> Json:
-    """What makes results comparable."""
+    """Returns what makes results comparable."""
     return {name: value for name, value in asdict(options).items() if name != "results"}
 
 
@@ -113,7 +113,7 @@ def judged(rows: Iterable[Mapping[str, Any]]) -> list[Json]:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The results as a page."""
+    """Returns the results as a page."""
     machine, options = results["machine"], results["options"]
     parts = [
         "# Measured beside others\n",
@@ -239,7 +239,7 @@ def _start_cells(start: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _secs(values: Sequence[float]) -> str:
-    """The median, and the range of several."""
+    """Returns the median, and the range of several."""
     if not values:
         return NONE
     middle = f"{median(values):.1f}"

@@ -93,7 +93,7 @@ class Running:
         return (page.step, page.first_step_at) if page else (0, None)
 
     def page(self, task: str) -> TaskPage | None:
-        """The status page of a task of ours; none while it does not answer."""
+        """Returns the status page of a task of ours; none while it does not answer."""
         try:
             tasks = json.loads((self._directory / "plan.json").read_text())["tasks"]
             control = next(entry["control"] for entry in tasks if entry["name"] == task)
@@ -138,7 +138,7 @@ class Running:
         return _summed(self.names(), processes.cpu_secs)
 
     def peak_mib(self) -> dict[str, float]:
-        """The most memory that each process has had in RAM."""
+        """Returns the most memory that each process has had in RAM."""
         return _summed(self.names(), processes.peak_mib)
 
     def end(self) -> None:

@@ -56,11 +56,11 @@ def used_twice() -> list[str]:
 
 
 def without_a_verb() -> float:
-    """Share of the public functions with a docstring that does not begin with a verb."""
+    """Share of the public functions with a docstring that begins with no verb; of a condition with "Whether"."""
     texts = [ast.get_docstring(one) for one in nodes(ast.FunctionDef) if not one.name.startswith("_")]  # type: ignore[attr-defined,arg-type]
     firsts = [text.split()[0] for text in texts if text]
-    with_verb = [re.fullmatch(r"[A-Z][a-z]+s", word) and word not in NO_VERBS for word in firsts]
-    return 1 - sum(map(bool, with_verb)) / len(firsts)
+    without = [word for word in firsts if not re.fullmatch(r"[A-Z][a-z]+s|Whether", word) or word in NO_VERBS]
+    return len(without) / len(firsts)
 
 
 def lines(folder: str) -> int:
@@ -74,14 +74,14 @@ def lines(folder: str) -> int:
         (lambda: modules_with(r"sys\.argv"), 2),
         (lambda: times(r'page\["'), 0),
         (lambda: times(r'"event"'), 3),  # in the files of journals, and a filter of Docker's
-        (lambda: times(r"dict\[str, Any\]"), 199),
+        (lambda: times(r"dict\[str, Any\]"), 196),
         (lambda: times(r"def .*context: Context"), 41),
         (lambda: sum(about_tables()), 73),
         (lambda: len(about_tables()), 35),
         (lambda: len(used_twice()), 0),
-        (lambda: without_a_verb(), 0.55),
-        (lambda: lines("trainer"), 46_100),
-        (lambda: lines("tests"), 38_500),
+        (without_a_verb, 0.23),
+        (lambda: lines("trainer"), 46_000),
+        (lambda: lines("tests"), 38_400),
     ],
     ids=[
         *("modules that name the whole config", "modules that read the command line", "pages as dicts"),

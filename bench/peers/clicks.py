@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 
 
 def tables(*, tuned: bool) -> list[tuple[int, int]]:
-    """The shapes of the tables."""
+    """Returns the shapes of the tables."""
     return [(FIELDS * CLICKS_ROWS, CLICKS_WIDTH)] if tuned else [(CLICKS_ROWS, CLICKS_WIDTH)] * FIELDS
 
 
@@ -91,7 +91,7 @@ def ids_of(batch: Batch, *, tuned: bool) -> list[Any]:
 
 
 def keras_model() -> Any:
-    """The trainer's model, with ordinary embeddings."""
+    """Returns the trainer's model, with ordinary embeddings."""
     data = open_data_set(
         "clicks", {"rows": CLICKS_ROWS, "train_examples": 2, "evaluate_examples": 1}, seed=SEED, user_file=None
     )

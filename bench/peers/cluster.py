@@ -18,7 +18,7 @@ LOOK_EVERY_SECS = 0.05
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """What every peer is told."""
+    """Returns what every peer is told."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--workload", required=True, help="a model of the trainer, or of bench/workloads.py")
     parser.add_argument("--directory", required=True, help="where the steps are counted")

@@ -119,7 +119,7 @@ def _train(tf: Any, options: Any, index: int, make: MakeStep, cluster: Any, serv
 
 
 def _step(tf: Any, model: Any, first: Any, batch: Any, global_step: Any) -> tuple[Any, Any, Any]:
-    """The graph of one step: the loss, what to run, and the optimizer.
+    """Returns the graph of one step: the loss, what to run, and the optimizer.
 
     Args:
         first: values of the model's variables, by path.

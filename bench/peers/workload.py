@@ -16,7 +16,7 @@ SEED = 0
 
 
 def open_workload(name: str) -> tuple[keras.Model, DataSet]:
-    """The model of a workload, with the first weights of our runs, and the data they train on."""
+    """Returns the model of a workload, with the first weights of our runs, and the data they train on."""
     data = open_data_set("mnist_10k", {}, seed=SEED, user_file=None)
     user_file = None if name in SHIPPED else str(ROOT / USER_FILE)
     return build_model(name, {}, data, seed=SEED, user_file=user_file), data

@@ -61,7 +61,7 @@ def _runs(client: docker.DockerClient) -> Iterator[tuple[str, str]]:
 
 
 def _reason_to_keep(client: docker.DockerClient, run: Path, label: str) -> str | None:
-    """Why running containers are left alone: a lease says nothing about those that were started by hand."""
+    """Returns why running containers are left alone: a lease says nothing about those that were started by hand."""
     if not client.containers.list(filters={"label": label}, ignore_removed=True):
         return None
     if label.startswith(COMPOSE_PROJECT):

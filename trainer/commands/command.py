@@ -131,7 +131,7 @@ def main(config: RunConfig, start: Start) -> int:
 
 
 def guarded(command: Callable[[], int], mode: Mode) -> int:
-    """The exit code of a command, or of the error that ended it, which is printed."""
+    """Returns the exit code of a command, or of the error that ended it, which is printed."""
     try:
         return int(command())
     except KeyboardInterrupt:

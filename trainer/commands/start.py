@@ -65,7 +65,7 @@ def start_early(arguments: Sequence[str]) -> ProcessTasks | None:
 
 
 def _warm_minutes(arguments: Sequence[str]) -> float:
-    """What the command line or the environment asks for, before the config is known; 0 if that is no number."""
+    """Returns what the command line or the environment asks for, before the config is known; 0 if that is no number."""
     typed = [argument.partition("=")[2] for argument in arguments if argument.startswith("launch.warm_minutes=")]
     with contextlib.suppress(ValueError):
         return float([os.environ.get(WARM_MINUTES, "0"), *typed][-1])

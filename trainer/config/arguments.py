@@ -39,7 +39,7 @@ class Arguments:
         return get_args_parser().parse_args(self.in_order())
 
     def in_order(self) -> list[str]:
-        """All but the mistakes, overrides first, because Hydra's parser wants them together."""
+        """Returns all but the mistakes, overrides first, because Hydra's parser wants them together."""
         return [*self.overrides, *self.flags]
 
 
@@ -142,13 +142,13 @@ def pass_on(words: Sequence[str]) -> None:
 
 
 def program() -> list[str]:
-    """The words by which this program was called."""
+    """Returns the words by which this program was called."""
     name = Path(sys.argv[0]).name
     return ["python", "-m", "trainer"] if name == "__main__.py" else [name]
 
 
 def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[str]:
-    """The values that follow a flag."""
+    """Returns the values that follow a flag."""
     if equals or action.nargs == 0 or not waiting:
         return []
     is_optional = action.nargs == "?"

@@ -16,7 +16,7 @@ class ClusterSize:
     evaluator: int
 
     def __str__(self) -> str:
-        """The size as typed: 2ps4w."""
+        """Returns the size as typed: 2ps4w."""
         counts = {"ps": self.ps, "w": self.worker, "e": self.evaluator}
         return "".join(f"{count}{job}" for job, count in counts.items() if count)
 
@@ -35,7 +35,7 @@ def parse_size(text: str) -> ClusterSize:
 
 
 def nearest_size(text: str) -> str:
-    """A valid size with the counts that `text` contains; a missing worker count becomes 1."""
+    """Returns a valid size with the counts that `text` contains; a missing worker count becomes 1."""
     patterns = {"ps": r"(\d+) *p", "w": r"(\d+) *w|w *(\d+)|(\d+)[a-df-oq-z]?$", "e": r"(\d+) *e"}
     counts = {}
     for job, pattern in patterns.items():
@@ -46,7 +46,7 @@ def nearest_size(text: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Why a text is not a size, as the rest of the sentence."""
+    """Returns why a text is not a size, as the rest of the sentence."""
     loose = re.fullmatch(r"(?:(\d+)ps)?(?:(\d+)w)?(?:(\d+)e)?", text, re.ASCII)
     if loose is None or not text:
         return f" such as {EXAMPLES}"

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def comments_of(module: ModuleType) -> dict[str, dict[str, str]]:
-    """The comment of each field and each value of a module's classes: behind it, or in the lines above it."""
+    """Returns the comment of each field and each value of a module's classes: behind it, or in the lines above it."""
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
     lines = source.splitlines()
     found: dict[str, dict[str, str]] = {}
@@ -42,5 +42,5 @@ def _comment(lines: Sequence[str], node: Any) -> str:
 
 
 def sentence(doc: str | None) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Returns the first sentence of a docstring, on one line."""
     return " ".join((doc or "").split()).partition(". ")[0].rstrip(".")

@@ -24,17 +24,17 @@ WORDS = {"resume": ("auto", "never"), "job": ("ps", "worker", "evaluator")}  # v
 
 
 def queried(overrides: Iterable[str]) -> str | None:
-    """The shell that asks for candidates; None if its script is to be printed."""
+    """Returns the shell that asks for candidates; None if its script is to be printed."""
     return next((text.removeprefix(QUERY) for text in overrides if text.startswith(QUERY)), None)
 
 
 def answer(shell: str) -> str:
-    """The candidates for the end of $COMP_LINE, as the shell's script reads them."""
+    """Returns the candidates for the end of $COMP_LINE, as the shell's script reads them."""
     return ("\n" if shell == "fish" else " ").join(candidates(os.environ.get("COMP_LINE", "")))
 
 
 def candidates(line: str) -> list[str]:
-    """What the last word of a command line can become; an empty one if the line ends with a space."""
+    """Returns what the last word of a command line can become; an empty one if the line ends with a space."""
     _, *words = line.split() or [""]
     word = words.pop() if words and not line.endswith(" ") else ""
     if word.startswith("-"):
@@ -53,7 +53,7 @@ def candidates(line: str) -> list[str]:
 
 
 def _of_users_file(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The functions of the file that `user=` names, with their options; none if it cannot be read."""
+    """Returns the functions of the file that `user=` names, with their options; none if it cannot be read."""
     for path in [text.removeprefix("user=") for text in overrides if text.startswith("user=")]:
         with contextlib.suppress(ConfigError):
             return user_file.functions(path)
@@ -101,7 +101,7 @@ def _files(start: str) -> list[str]:
 
 
 def _options(line: CommandLine, group: str) -> list[str]:
-    """The options of the model or data set that the line chooses."""
+    """Returns the options of the model or data set that the line chooses."""
     try:
         options = sources.compose(line, line.overrides)[0][group].options
     except sources.ERRORS:

@@ -107,7 +107,7 @@ def _checked(
     *,
     several: Several | None = None,
 ) -> Runs:
-    """The configs of all runs, each with its own overrides.
+    """Returns the configs of all runs, each with its own overrides.
 
     Raises:
         ConfigError: with every problem of them.
@@ -208,7 +208,7 @@ def _errors_raised() -> Iterator[None]:
 
 
 def _explained(line: CommandLine, steps: Sequence[Step], *, user_file_works: bool = True) -> list[Problem]:
-    """Every problem of a config that cannot be composed, and of the values in it that can."""
+    """Returns every problem of a config that cannot be composed, and of the values in it that can."""
     found = Explainer(line, user_file_works=user_file_works).explain()
     if found.choices is None:
         return found.problems

@@ -41,7 +41,7 @@ class ParameterSettings(NamedTuple):
 
 
 def groups_of(section: OptimizerConfig) -> list[PatternGroup]:
-    """The groups of a section without problems."""
+    """Returns the groups of a section without problems."""
     return [_read(given) for given in section.groups]
 
 
@@ -65,7 +65,7 @@ def has_rates(section: OptimizerConfig) -> bool:
 
 
 def freezing(section: OptimizerConfig) -> list[dict[str, Any]]:
-    """The groups that say whether parameters are frozen, without their other settings."""
+    """Returns the groups that say whether parameters are frozen, without their other settings."""
     groups = groups_of(section)
     return [{"match": list(one.match), "frozen": one.frozen} for one in groups if one.frozen is not None]
 
@@ -76,7 +76,7 @@ def is_frozen(path: str, freezing: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
-    """What is wrong with the groups, but for patterns that match nothing: see `match_faults`."""
+    """Yields what is wrong with the groups, but for patterns that match nothing: see `match_faults`."""
     for index, given in enumerate(section.groups):
         key = f"{KEY}[{index}]"
         if not isinstance(given, Mapping) or not _patterns(given.get("match")):

@@ -95,11 +95,11 @@ a checkpoint; 76 checkpoint invalid; 130, 143 signal.
 
 
 def template() -> str:
-    """The page for `hydra.help.template`: `$APP_CONFIG_GROUPS` is Hydra's, `$$` a dollar."""
+    """Returns the page for `hydra.help.template`: `$APP_CONFIG_GROUPS` is Hydra's, `$$` a dollar."""
     keys = "".join(f"  {f'{key}={_default(key)}':<36} {meaning}".rstrip() + "\n" for key, meaning in KEYS.items())
     return USAGE + "\n" + keys + FLAGS
 
 
 def _default(key: str) -> str:
-    """The default of a dotted key, as it is typed."""
+    """Returns the default of a dotted key, as it is typed."""
     return shown(reduce(getattr, key.split("."), RunConfig()))

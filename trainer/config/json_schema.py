@@ -28,12 +28,12 @@ HYDRA = {"type": "object", "description": "settings of Hydra, which composes the
 
 
 def text() -> str:
-    """The schema as the text of a file."""
+    """Returns the schema as the text of a file."""
     return json.dumps(config_schema(), indent=1) + "\n"
 
 
 def config_schema() -> Schema:
-    """The schema of a whole config, which is also that of an experiment."""
+    """Returns the schema of a whole config, which is also that of an experiment."""
     definitions: Schema = {"later": LATER, "defaults": _defaults()}
     properties = _properties("", schema.RunConfig, definitions)
     for group in _groups():
@@ -48,7 +48,7 @@ def config_schema() -> Schema:
 
 
 def _properties(prefix: str, kind: Any, definitions: Schema) -> Schema:
-    """The keys of a section; those below it become definitions."""
+    """Returns the keys of a section; those below it become definitions."""
     hints, properties = get_type_hints(kind), {}
     for field in dataclasses.fields(kind):
         of, key = hints[field.name], f"{prefix}{field.name}"
@@ -68,7 +68,7 @@ def _closed(properties: Schema) -> Schema:
 
 
 def _file(section: Schema) -> Schema:
-    """A file of a group: the keys of its section, and the files it builds on."""
+    """Returns a file of a group: the keys of its section, and the files it builds on."""
     return section | {"properties": {"defaults": {"$ref": "#/definitions/defaults"}} | section["properties"]}
 
 
@@ -77,7 +77,7 @@ def _about(text: str) -> Schema:
 
 
 def _value(kind: Any, metadata: Mapping[str, Any] = types.MappingProxyType({})) -> Schema:
-    """What a key of a type takes, with references."""
+    """Returns what a key of a type takes, with references."""
     if kind is Any:
         return {}
     parts = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not type(None)]
@@ -110,7 +110,7 @@ def _default(field: Any) -> Schema:
 
 
 def _meaning(kind: Any, field: Any, of: Any, key: str) -> str:
-    """The comment of a key, with those of its values, and what reads it."""
+    """Returns the comment of a key, with those of its values, and what reads it."""
     meaning = _comments().get(kind.__name__, {}).get(field.name, "")
     if readers := field.metadata.get("read_by"):
         meaning = f"{meaning} (read by {', '.join(readers)})".strip()
@@ -132,7 +132,7 @@ def _doc(kind: Any) -> str:
 
 
 def _groups() -> dict[str, list[str]]:
-    """The shipped choices of each group."""
+    """Returns the shipped choices of each group."""
     folders = sorted(path for path in sources.conf_dir().iterdir() if path.is_dir())
     return {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in folders}
 
@@ -156,6 +156,6 @@ def _choices() -> Iterator[tuple[str, Schema]]:
 
 
 def _choice(options: list[str]) -> Schema:
-    """A choice of a group: a shipped one, or a file or function of the user's."""
+    """Returns a choice of a group: a shipped one, or a file or function of the user's."""
     shipped = [{"enum": options}] if options else []
     return {"anyOf": [*shipped, {"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}

@@ -77,7 +77,7 @@ _type_hints = cache(get_type_hints)  # one config asks for these a hundred times
 
 
 def hint(path: Sequence[str]) -> Any:
-    """The declared type of a key, or None if there is no such key."""
+    """Returns the declared type of a key, or None if there is no such key."""
     kind: Any = RunConfig
     for part in path:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -91,7 +91,7 @@ def hint(path: Sequence[str]) -> Any:
 
 @cache
 def declared() -> tuple[str, ...]:
-    """Every key and section, dotted, and the group `experiment`, which sets keys of others."""
+    """Returns every key and section, dotted, and the group `experiment`, which sets keys of others."""
     return (*_names(RunConfig, ""), "experiment")
 
 
@@ -106,7 +106,7 @@ def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...]
 
 
 def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem | None:
-    """The problem of a value that `where`, an override or a file, gives a key; `schema` takes a valid value."""
+    """Returns the problem of a value that `where`, an override or a file, gives a key; `schema` takes a valid value."""
     kind = hint(path)
     if kind is None:
         if hint(".".join(path).split(".")) is not None:  # a file says train.steps: 5
@@ -133,7 +133,7 @@ def _nested(path: Sequence[str], value: Any) -> str:
 
 
 def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str = "trainer --cfg job") -> Problem:
-    """The problem of an unknown key, with the nearest known one."""
+    """Returns the problem of an unknown key, with the nearest known one."""
     known = list(known)
     sections = {name.rpartition(".")[0] for name in known}
     section = key
@@ -164,7 +164,7 @@ def meant(key: str, value: Any) -> str | None:
 
 
 def typed(key: str, value: Any) -> str:
-    """An assignment to a known key, of the value given to a misspelt one if this key can hold it."""
+    """Returns an assignment to a known key, of the value given to a misspelt one if this key can hold it."""
     kind = hint(key.split("."))
     is_choice = kind is None or dataclasses.is_dataclass(kind)
     holds_it = is_choice or not fault("", tuple(key.split(".")), value, schema())
@@ -198,7 +198,7 @@ def _short(key: str) -> list[str]:
 
 
 def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
-    """The problem of a value that its key cannot hold."""
+    """Returns the problem of a value that its key cannot hold."""
     if dataclasses.is_dataclass(kind):
         names = ", ".join(field.name for field in dataclasses.fields(kind))
         return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}")
@@ -212,7 +212,7 @@ def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
 
 
 def describe(kind: Any) -> str:
-    """A type in words."""
+    """Returns a type in words."""
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join("null" if part is type(None) else describe(part) for part in get_args(kind))
     if get_origin(kind) is list:
@@ -227,7 +227,7 @@ def describe(kind: Any) -> str:
 
 
 def example(key: str) -> str:
-    """An assignment that can be typed, with the key's default or else a value of its type."""
+    """Returns an assignment that can be typed, with the key's default or else a value of its type."""
     kind = hint(key.split("."))
     if dataclasses.is_dataclass(kind) and key not in EXAMPLES:
         return example(f"{key}.{dataclasses.fields(kind)[0].name}")
@@ -249,7 +249,7 @@ def _value(kind: Any, default: Any = None) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as typed on the command line."""
+    """Returns a value as typed on the command line."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, bool) or value is None:

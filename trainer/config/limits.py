@@ -23,12 +23,12 @@ def read_by(*names: str) -> dict[str, Any]:
 
 
 def by_task() -> Any:
-    """A field for a mapping by job (`worker`) or task (`worker:0`), empty by default."""
+    """Returns a field for a mapping by job (`worker`) or task (`worker:0`), empty by default."""
     return dataclasses.field(default_factory=dict, metadata={"keys": "task"})
 
 
 def by_job() -> Any:
-    """A field for a mapping by job, empty by default."""
+    """Returns a field for a mapping by job, empty by default."""
     return dataclasses.field(default_factory=dict, metadata={"keys": "job"})
 
 
@@ -65,7 +65,7 @@ def _check_number(path: str, value: float, bounds: dict[str, float], default: An
 
 
 def _nearest(value: float, bounds: dict[str, float]) -> float:
-    """An allowed value close to the refused one, to paste."""
+    """Returns an allowed value close to the refused one, to paste."""
     if value <= bounds.get("above", -math.inf):
         return min(bounds["above"] + 0.001, bounds.get("at_most", math.inf))
     if value < bounds.get("at_least", -math.inf):

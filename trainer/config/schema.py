@@ -358,7 +358,7 @@ class OptimizerConfig:
         return replace(self, name=name or OptimizerName(rule.value), learning_rate=rate)
 
     def row_slots(self) -> dict[str, float]:
-        """What is kept beside each row, with the value that it starts from; ROW_ACCUMULATOR is one number."""
+        """Returns what is kept beside each row, with the value that it starts from; ROW_ACCUMULATOR is one number."""
         if self.sparse.name is RowRule.rowwise_adagrad:
             return {ROW_ACCUMULATOR: self.initial_accumulator}
         return self.of_rows().slots()
@@ -369,7 +369,7 @@ class OptimizerConfig:
         return self.schedule.name is not ScheduleName.constant or self.plateau.patience is not None
 
     def slots(self) -> dict[str, float]:
-        """The vectors kept beside the parameters, in a fixed order, with the value that each starts from."""
+        """Returns the vectors kept beside the parameters, in a fixed order, with the value that each starts from."""
         kept = {
             OptimizerName.sgd: {"momentum": self.momentum > 0},
             OptimizerName.adam: {"momentum": True, "velocity": True},

@@ -57,7 +57,7 @@ class CommandLine:
 
 
 def conf_dir() -> Path:
-    """The shipped YAML files: inside the package when installed, beside it in the repository."""
+    """Returns the shipped YAML files: inside the package when installed, beside it in the repository."""
     package = Path(__file__).resolve().parent.parent
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
@@ -187,7 +187,7 @@ def loader(line: CommandLine) -> ConfigLoaderImpl:
 
 
 def compose(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, dict[str, Any]]:
-    """The config of one run as Hydra composes it, and the choice made in each group."""
+    """Returns the config of one run as Hydra composes it, and the choice made in each group."""
     config = loader(line).load_configuration(line.config_name, list(overrides), RunMode.RUN)
     HydraConfig.instance().set_config(config)
     choices = dict(config.hydra.runtime.choices)
@@ -198,7 +198,7 @@ def compose(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, di
 
 
 def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
-    """What the chosen file of a group says, with the files it builds on."""
+    """Returns what the chosen file of a group says, with the files it builds on."""
     loaded = loader(line).repository.load_config(f"{group}/{choice}") if isinstance(choice, str) else None
     if loaded is not None and not loaded.defaults_list:
         config: Any = loaded.config
@@ -212,7 +212,7 @@ def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
 
 
 def user_files(line: CommandLine) -> list[str]:
-    """What `user:` names in the main config and in each experiment that was typed."""
+    """Returns what `user:` names in the main config and in each experiment that was typed."""
     chosen = [EXPERIMENT + name for text in line.overrides for name in _experiments(text)]
     repository, paths = loader(line).repository, list[str]()
     for name in (line.config_name, *chosen):
@@ -226,7 +226,7 @@ def user_files(line: CommandLine) -> list[str]:
 
 
 def _experiments(text: str) -> Iterator[str]:
-    """The experiments that an override names; several under --multirun."""
+    """Yields the experiments that an override names; several under --multirun."""
     if not text.lstrip("+").startswith("experiment="):
         return
     override = OverridesParser.create().parse_overrides([text])[0]
@@ -235,7 +235,7 @@ def _experiments(text: str) -> Iterator[str]:
 
 
 def file_of(result: ConfigResult, config_path: str) -> Path | None:
-    """The YAML file that a loaded config is from; None for a config that is generated or part of Hydra."""
+    """Returns the YAML file that a loaded config is from; None for a config that is generated or part of Hydra."""
     for source in (CheckedFiles, GivenFiles):
         if result.path.startswith(f"{source.scheme()}://"):
             return Path(result.path.partition("://")[2], source._normalize_file_name(config_path))

@@ -24,7 +24,7 @@ GROUPS = ("model", "data")  # of functions; one of the same name is the default 
 
 
 def functions(path: str | Path) -> dict[str, dict[str, Any]]:
-    """The public functions and subclasses of a Python file and their options, without executing any of it.
+    """Returns the public functions and subclasses of a Python file and their options, without executing any of it.
 
     Those that it imports by name from a file beside it are among them (`from beside import model`).
     An option is a parameter with a default, or a keyword-only one; without a default it must be set. A parameter
@@ -58,7 +58,7 @@ def candidates(path: str | Path) -> dict[str, list[str]]:
 
 
 def bound_names(path: str | Path) -> dict[str, int]:
-    """The names that a Python file assigns or imports by name, with their lines; see `functions` for errors."""
+    """Returns the names that a Python file assigns or imports by name, with their lines; see `functions` for errors."""
     lines: dict[str, int] = {}
     for node in _parse(Path(path)).body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -119,7 +119,7 @@ def _functions(path: Path, importers: frozenset[Path]) -> dict[str, dict[str, An
 
 
 def _chosen(functions: dict[str, dict[str, Any]], names: Sequence[ast.alias]) -> dict[str, dict[str, Any]]:
-    """The functions that an import statement names, by their new names."""
+    """Returns the functions that an import statement names, by their new names."""
     if names[0].name == "*":
         return functions
     return {one.asname or one.name: functions[one.name] for one in names if one.name in functions}
@@ -132,7 +132,7 @@ def choices(group: str, functions: Mapping[str, dict[str, Any]]) -> dict[str, di
 
 
 def options_of(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config may set of a function's options, as a choice of a group; `train` of a model is the data."""
+    """Returns what a config may set of a function's options, as a choice of a group; `train` of a model is the data."""
     return {name: value for name, value in options.items() if (group, name, value) != ("model", "train", MISSING)}
 
 
@@ -218,7 +218,7 @@ def _options(arguments: ast.arguments) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A literal as YAML would hold it; a tuple becomes a list.
+    """Returns a literal as YAML would hold it; a tuple becomes a list.
 
     Raises:
         ValueError: for what a config cannot hold: bytes, sets, complex numbers, keys that are no text.

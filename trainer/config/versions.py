@@ -17,7 +17,7 @@ def describe() -> str:
 
 
 def code_hash() -> str:
-    """A digest of the trainer's own modules, wherever they are installed."""
+    """Returns a digest of the trainer's own modules, wherever they are installed."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())

@@ -24,7 +24,7 @@ PLAIN_TAGS = {
 
 
 def faults(path: Path) -> list[Problem]:
-    """Everything that is wrong with a YAML file as a file; its keys and values are checked by the schema."""
+    """Returns everything that is wrong with a YAML file as a file; its keys and values are checked by the schema."""
     where = shown(path)
     try:
         root = _compose(path)
@@ -58,7 +58,7 @@ def faults(path: Path) -> list[Problem]:
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it here."""
+    """Returns a path as the user would type it here."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 

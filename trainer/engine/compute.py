@@ -181,7 +181,7 @@ def _log_bad(replica: int, name: Any, step: int, others: int) -> None:
 
 
 def mean_computed(computed: Sequence[Computed]) -> Computed:
-    """The mean over a worker's replicas, in their order."""
+    """Returns the mean over a worker's replicas, in their order."""
     if len(computed) == 1:
         return computed[0]
     mean = tf.nest.map_structure(lambda *values: mean_of(values), *computed)
@@ -228,7 +228,7 @@ def mean_over_replicas(
 def _clipped(
     means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig, square: tf.Tensor | None
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The means, and what they were multiplied by; `square` [] is of other gradients that the norm is of."""
+    """Returns the means, and what they were multiplied by; `square` [] is of other gradients that the norm is of."""
     squares = [
         optimizers.square_sums(mean, [(piece.offset, piece.padded) for piece in shard.trainable])
         for mean, shard in zip(means, shards, strict=True)

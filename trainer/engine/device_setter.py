@@ -62,7 +62,7 @@ def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy
 
 
 def _make_host_of(plan: Plan, strategy: str) -> Callable[[Any], str]:
-    """The host of a variable, by its NodeDef: the plan's if it has one, else the strategy's choice."""
+    """Returns the host of a variable, by its NodeDef: the plan's if it has one, else the strategy's choice."""
     hosts = [_device_of(host) for host in plan.hosts]
     chooser = CHOOSERS[strategy](len(hosts))
     pieces = [
@@ -91,7 +91,7 @@ def _merged(device: str, op: Any) -> str:
 
 
 def _path_of(name: str, paths: Collection[str]) -> str | None:
-    """The longest of the paths that a name ends with, as a whole or below scopes."""
+    """Returns the longest of the paths that a name ends with, as a whole or below scopes."""
     scopes = name.split("/")
     return next((path for start in range(len(scopes)) if (path := "/".join(scopes[start:])) in paths), None)
 

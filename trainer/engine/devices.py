@@ -2,6 +2,6 @@
 
 
 def device_of(task: str, device: str = "cpu:0") -> str:
-    """A device of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
+    """Returns a device of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
     job, index = task.split(":")
     return f"/job:{job}/task:{index}/{device.lstrip('/')}"

@@ -37,7 +37,7 @@ class Engine(Protocol):
         """Makes a snapshot the state of every task. Blocks until the shard hosts, or all workers, have received it."""
 
     def held(self) -> int:
-        """The generation of the state that is there already; 0: none. Does not block.
+        """Returns the generation of the state that is there already; 0: none. Does not block.
 
         Raises:
             IncompleteError: if some shard hosts have a state and others have none, or another.
@@ -73,7 +73,7 @@ class Engine(Protocol):
         """Reads where the run stands, without a step. Blocks until this worker's pushes are applied or dropped."""
 
     def snapshot(self) -> Snapshot:
-        """Everything a checkpoint holds. Blocks as `peek` does.
+        """Returns everything a checkpoint holds. Blocks as `peek` does.
 
         It is all of one step, except under async, where a shard may be some steps ahead of the one that counts.
         """
@@ -82,7 +82,7 @@ class Engine(Protocol):
         """Ends the use of the last snapshot: nothing more that belongs to it, as rows of tables, will be asked for."""
 
     def contributions(self) -> Table | None:
-        """How many gradients of each worker were applied and dropped; None where every update has all."""
+        """Returns how many gradients of each worker were applied and dropped; None where every update has all."""
 
     def leave(self) -> None:
         """Ends this worker's part in the run. Under all_reduce it blocks until all workers call it."""

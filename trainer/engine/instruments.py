@@ -24,7 +24,7 @@ class GraphClock:
 
     @property
     def fetches(self) -> list[Any]:
-        """What else to fetch: the `ends` and `arrived` of `Stamps`; or nothing."""
+        """Returns what else to fetch: the `ends` and `arrived` of `Stamps`; or nothing."""
         return [self._ends, self._arrived] if self._is_wanted else []
 
     def end(self, phase: str, after: Sequence[Any], *, on: str | None = None) -> list[tf.Tensor]:
@@ -68,7 +68,7 @@ def _time() -> np.float64:
 
 
 def failpoint(name: str, step: tf.Tensor, after: Sequence[Any] = ()) -> list[tf.Operation]:
-    """The operation of the default v1 graph that reaches a failpoint after some others; empty if it is not set.
+    """Returns the operation of the default v1 graph that reaches a failpoint after some others; empty if it is not set.
 
     Args:
         step: [] of an integer type, the global step.

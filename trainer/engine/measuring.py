@@ -92,7 +92,7 @@ class Adafactor:
         return expand(tf.unstack(self._steps(parameters, direction)), self._pieces) * tf.minimum(rate, most)
 
     def _make_means(self, gradient: Tensor) -> dict[str, list[Tensor]]:
-        """What this gradient adds to each slot, by parameter; sums of squares are exact in float64, nearly."""
+        """Returns what this gradient adds to each slot, by parameter; sums of squares are exact in float64, nearly."""
         means: dict[str, list[Tensor]] = {"row": [], "column": [], "unfactored": []}
         for piece in self._pieces:
             values = tf.cast(gradient[piece.offset : piece.offset + piece.size], tf.float64)
@@ -114,7 +114,7 @@ class Adafactor:
         return {slot: share * slots[slot] + (1 - share) * mean for slot, mean in means.items()}
 
     def _make_mean_squares(self, slots: Slots) -> list[Tensor]:
-        """What is kept of the gradient's squares, for every float of each parameter."""
+        """Returns what is kept of the gradient's squares, for every float of each parameter."""
         by_path = {
             slot: {piece.path: slots[slot][piece.offset : piece.offset + piece.padded] for piece in pieces}
             for slot, pieces in self._slot_pieces.items()

@@ -50,7 +50,7 @@ Rule = Callable[[OptimizerConfig, Inputs], Change]
 def learning_rate(
     config: OptimizerConfig, step: Tensor, reductions: Tensor | float = 0.0, *, peak: float | None = None
 ) -> Tensor:
-    """The rate of the update that follows `step` updates.
+    """Returns the rate of the update that follows `step` updates.
 
     Args:
         step: [] int64, updates applied so far; 0 for the first.
@@ -114,7 +114,7 @@ def decay(config: OptimizerConfig, parameters: Tensor, rate: Tensor, rates: Rate
 
 
 def averages(config: OptimizerConfig, slots: Slots, parameters: Tensor, step: Tensor) -> dict[str, Tensor]:
-    """The moving average [n] of the parameters, as a slot; the first update starts it from the parameters."""
+    """Returns the moving average [n] of the parameters, as a slot; the first update starts it from the parameters."""
     if config.ema is None:
         return {}
     momentum = tf.where(step > 0, tf.constant(config.ema, tf.float32), 0.0)
@@ -122,7 +122,7 @@ def averages(config: OptimizerConfig, slots: Slots, parameters: Tensor, step: Te
 
 
 def square_sums(gradient: Tensor, offsets_and_sizes: Sequence[tuple[int, int]]) -> Tensor:
-    """Each parameter's sum of squares: what shards exchange so that all of them clip by the same norm.
+    """Returns each parameter's sum of squares: what shards exchange so that all of them clip by the same norm.
 
     The bits of a sum depend on the parameter's own floats and size only, never on where it stands or beside what.
 
@@ -139,7 +139,7 @@ def square_sums(gradient: Tensor, offsets_and_sizes: Sequence[tuple[int, int]]) 
 
 
 def clip_scale(config: OptimizerConfig, square_sums: Tensor) -> Tensor:
-    """What every gradient is multiplied by so that their global norm is at most `clip_norm`.
+    """Returns what every gradient is multiplied by so that their global norm is at most `clip_norm`.
 
     Keras's `global_clipnorm`, but exactly 1 below the limit, where Keras's own formula may be off by one bit.
 
@@ -180,7 +180,7 @@ def moments(config: OptimizerConfig, slots: Slots, gradient: Tensor) -> tuple[Te
 
 
 def biases(config: OptimizerConfig, step: Tensor) -> tuple[Tensor, Tensor]:
-    """What both averages are divided by, because they start from zero."""
+    """Returns what both averages are divided by, because they start from zero."""
     count = tf.cast(step + 1, tf.float32)
     return 1 - tf.pow(config.beta_1, count), 1 - tf.pow(config.beta_2, count)
 

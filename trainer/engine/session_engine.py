@@ -70,7 +70,7 @@ class SessionEngine:
         return self._result(outputs, began, fetch_gradients=fetch_gradients)
 
     def _asking(self, stop: bool, reductions: int) -> dict[Any, Any]:
-        """What to feed to a step that asks the shard hosts for something."""
+        """Returns what to feed to a step that asks the shard hosts for something."""
         return {self._requests.stop: float(stop), self._requests.reductions: float(reductions * self._averaged)}
 
     def _run(self, step: list[Any], feeds: dict[Any, Any], *, fetch_gradients: bool) -> Sequence[Any]:

@@ -142,7 +142,7 @@ def judge(
 
 
 def squares_order(shards: Sequence[Shard]) -> list[int]:
-    """The indices, in path order and part by part, of the squares of all shards laid end to end."""
+    """Returns the indices, in path order and part by part, of the squares of all shards laid end to end."""
     parts = [(piece.path, piece.begin) for shard in shards for piece in shard.trainable]
     return sorted(range(len(parts)), key=parts.__getitem__)
 
@@ -170,7 +170,7 @@ def _sums(shard: Shard, before: Tensor, step: Tensor) -> Tensor:
 
 
 def _state(shard: Shard, flat: Tensor, rest: Tensor, *, made: bool) -> Tensor:
-    """The state after an update that was made or left out, with the loss scale moved, if it is held here."""
+    """Returns the state after an update that was made or left out, with the loss scale moved, if it is held here."""
     before = flat[shard.trainable_size : shard.metrics_offset]
     pushed = rest[: shard.metrics_offset - shard.trainable_size]
     after = pushed if made else before

@@ -84,7 +84,7 @@ class Attempt:
 
     @property
     def why(self) -> str:
-        """Why it ended, in words."""
+        """Returns why it ended, in words."""
         assert self.code is not None
         return self.end_reason or exit_codes.meaning(self.code)
 

@@ -17,7 +17,7 @@ MODELS = ("model.keras", "saved_model", "model.weights.h5", "params.npz")  # of 
 
 
 def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, longer: str, has_report: bool) -> str:
-    """The result of a run that has made its last step, aligned, with the next commands.
+    """Returns the result of a run that has made its last step, aligned, with the next commands.
 
     Args:
         start: global step that this launch of the run began at.
@@ -85,13 +85,13 @@ def stopped(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as it is typed here: from the working directory on, if it is below that."""
+    """Returns a path as it is typed here: from the working directory on, if it is below that."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
 
 
 def failed(directory: RunDirectory, failure: Failure) -> str:
-    """The first failure and the end of its log, as it was then."""
+    """Returns the first failure and the end of its log, as it was then."""
     lines = [
         f"{failure.task.name} failed first, exit code {failure.code}: {failure.why}",
         f"the end of {shown(directory.path / failure.task.log)}:",
@@ -101,7 +101,7 @@ def failed(directory: RunDirectory, failure: Failure) -> str:
 
 
 def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
-    """The command that was typed, with this run directory; one that resumes finds its checkpoint there."""
+    """Returns the command that was typed, with this run directory; one that resumes finds its checkpoint there."""
     replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
     words = [word for word in typed() if not word.startswith(replaced)]
     return shell.joined([*program(), *words, shell.override("run", shown(run)), *more])

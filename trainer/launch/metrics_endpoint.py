@@ -84,7 +84,7 @@ class MetricsEndpoint:
 
 
 def _files(config: PrometheusConfig, directory: RunDirectory) -> list[Path]:
-    """Where Prometheus may find the run. It takes a pattern for files of one folder, not for folders."""
+    """Returns where Prometheus may find the run. It takes a pattern for files of one folder, not for folders."""
     own = directory.path / "prometheus.json"
     if config.discovery is None:
         return [own]
@@ -105,6 +105,6 @@ def _listen(config: PrometheusConfig, text: Any) -> PageServer:
 
 
 def _target(host: str, port: int) -> str:
-    """The address that Prometheus reads; of a server on all interfaces, this machine's name."""
+    """Returns the address that Prometheus reads; of a server on all interfaces, this machine's name."""
     name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
     return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"

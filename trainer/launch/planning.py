@@ -79,7 +79,7 @@ def _describe(
 
 
 def _question(config: RunConfig, store: Path | None = None) -> ModelProbe:
-    """What is asked of the model; a run that resumes takes what its checkpoint has, and no other values."""
+    """Returns what is asked of the model; a run that resumes takes what its checkpoint has, and no other values."""
     question = ModelProbe.about(
         config.model,
         config.data,

@@ -116,7 +116,7 @@ class Restarts:
         return None
 
     def due(self) -> list[Attempt]:
-        """The attempts whose tasks are to be started again now."""
+        """Returns the attempts whose tasks are to be started again now."""
         now = time.monotonic()
         if self._all_restart_at is not None:
             if any(attempt.code is None for attempt in self._attempts):
@@ -176,7 +176,7 @@ class Restarts:
 
 
 def _reason(attempt: Attempt) -> str:
-    """What ended an attempt, in a word: the name of a signal, or an exit code."""
+    """Returns what ended an attempt, in a word: the name of a signal, or an exit code."""
     return SIGNALS.get(attempt.code or 0, f"exit {attempt.code}")
 
 

@@ -123,7 +123,7 @@ def _breaking(faults: FaultHooks | None, plan: Plan) -> Iterator[None]:
 
 
 def _merge_profile(directory: RunDirectory) -> dict[str, Any] | None:
-    """The profile of all tasks; a disk without room for its trace does not spoil a run."""
+    """Returns the profile of all tasks; a disk without room for its trace does not spoil a run."""
     try:
         return profile.merge(directory)
     except OSError as error:
@@ -140,7 +140,7 @@ def _write_report(directory: RunDirectory) -> None:
 
 
 def _read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """What the chief wrote; empty if it did not get that far."""
+    """Returns what the chief wrote; empty if it did not get that far."""
     return runs.read_summary(directory)
 
 

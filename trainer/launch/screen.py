@@ -37,7 +37,7 @@ def draw(
 def header(
     tasks: Sequence[TaskView], course: Course, stands: Standing, width: int, *, is_ascii: bool = False
 ) -> list[Text]:
-    """The line that lives, or two where the terminal is too narrow for one."""
+    """Returns the line that lives, or two where the terminal is too narrow for one."""
     if stands.phase is TaskState.starting:
         parts = ["starting", view.duration(stands.elapsed_secs), view.awaited(tasks)]
         return [_cut(Text(GAP.join(filter(None, parts)), style="bold"), width)]
@@ -75,7 +75,7 @@ def _cut(text: Text, width: int) -> Text:
 
 
 def table(rows: Sequence[view.Row], furthest: int, width: int) -> Table:
-    """A line for each row; columns that a narrow terminal has no room for are left out."""
+    """Returns a line for each row; columns that a narrow terminal has no room for are left out."""
     headings = [name for name in ("step", "examples/s", "wait", "memory") if width >= NEEDS[name]]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     longest = max((len(row.name) for row in rows), default=0)

@@ -64,5 +64,5 @@ class StatusFile:
 
 
 def command() -> list[str]:
-    """The command that was typed."""
+    """Returns the command that was typed."""
     return [*program(), *typed()]

@@ -103,7 +103,7 @@ class Supervisor:
         return RunOutcome(failed, self._restarts.budget.total, self._first_step_at)
 
     def _poll_secs(self) -> float:
-        """How long to wait for an event: until the next look at the pages, or the next restart."""
+        """Returns how long to wait for an event: until the next look at the pages, or the next restart."""
         now = time.monotonic()
         pauses = [attempt.restarts_at - now for attempt in self.attempts if attempt.restarts_at is not None]
         return min([FAULTS_POLL_SECS if self._faults else POLL_SECS, *(secs for secs in pauses if secs > 0)])

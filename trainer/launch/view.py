@@ -110,7 +110,7 @@ class StepRate:
 
 
 def standing(tasks: Sequence[TaskView], course: Course, *, elapsed_secs: float, rate: StepRate, now: float) -> Standing:
-    """Where the run stands; takes the step in."""
+    """Returns where the run stands; takes the step in."""
     workers = [task.page for task in tasks if task.job == "worker" and task.page]
     chief = next((task for task in tasks if task.name == "worker:0"), None)
     page = (chief.page if chief else None) or next(iter(workers), None)
@@ -175,18 +175,18 @@ def _states(tasks: Sequence[TaskView]) -> str:
 
 
 def summary(tasks: Sequence[TaskView]) -> str:
-    """What the tasks of a job do: 15 training, 1 restarting."""
+    """Returns what the tasks of a job do: 15 training, 1 restarting."""
     return ", ".join(f"{count} {state}" for state, count in Counter(task.state_text for task in tasks).most_common())
 
 
 def slowest_of(workers: Sequence[TaskView]) -> TaskView | None:
-    """The worker that waits least, so that the others wait for it; None of fewer than two."""
+    """Returns the worker that waits least, so that the others wait for it; None of fewer than two."""
     stepping = [task for task in workers if task.page]
     return min(stepping, key=lambda task: task.page.wait_fraction if task.page else 0.0) if len(stepping) > 1 else None
 
 
 def awaited(tasks: Sequence[TaskView]) -> str:
-    """What a run that starts waits for: the few tasks that have not come up yet, or its first step."""
+    """Returns what a run that starts waits for: the few tasks that have not come up yet, or its first step."""
     behind = [task.name for task in tasks if task.state is TaskState.starting]
     if tasks and all(meaning(task) == WORKING for task in tasks if task.job != "evaluator"):
         return "first step"
@@ -199,7 +199,7 @@ def meaning(task: TaskView) -> str:
 
 
 def attention(task: TaskView, tasks: Sequence[TaskView], *, is_starting: bool) -> str | None:
-    """Why somebody should look at a task; None if nobody need."""
+    """Returns why somebody should look at a task; None if nobody need."""
     if meaning(task) in (BROKEN, DELAYED):
         return task.state_text
     if meaning(task) == ENDED:
@@ -264,7 +264,7 @@ def _job_row(job: str, own: Sequence[TaskView], tasks: Sequence[TaskView], *, is
 
 
 def cells(row: Row, furthest: int) -> dict[str, str]:
-    """The numbers of a row, by heading; a task that has ended may have shown its page before the last step."""
+    """Returns the numbers of a row, by heading; a task that has ended may have shown its page before the last step."""
     pages = row.pages()
     if not pages:
         return {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def template(path: str, package: str | None = None) -> Template:
-    """The template at a path below this folder; style.css.j2 has what all pages look like.
+    """Returns the template at a path below this folder; style.css.j2 has what all pages look like.
 
     Args:
         package: that has it in its folder `templates`, where another does.

@@ -37,7 +37,7 @@ class LiveRun:
         self._directory = RunDirectory(path)
 
     def status(self) -> RunFacts:
-        """How far it is, from its files."""
+        """Returns how far it is, from its files."""
         return runs.read(self._directory.path)
 
     def parameters(self, *patterns: str, timeout_secs: float = 300.0) -> tuple[int, dict[str, np.ndarray]]:
@@ -70,7 +70,7 @@ class LiveRun:
 
 
 def attach(path: str | Path) -> LiveRun:
-    """The run in a directory.
+    """Returns the run in a directory.
 
     Raises:
         FileNotFoundError: if it is not the directory of a run.

@@ -73,7 +73,7 @@ def memory_of_gpus() -> tuple[int, ...]:
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version; none if it is not installed under that name."""
+    """Returns the installed version; none if it is not installed under that name."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -158,7 +158,7 @@ def _memory_used(usage: str, stat: str) -> int:
 
 
 def _threads(of_cgroups: int | None) -> int | None:
-    """The least of the limits of the kernel, of the control groups, and of this user if it has one."""
+    """Returns the least of the limits of the kernel, of the control groups, and of this user if it has one."""
     limits = [_number(ROOT / "proc/sys/kernel/pid_max"), of_cgroups]
     if os.geteuid() != 0:
         of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
@@ -171,7 +171,7 @@ def _least(limits: Iterable[Number | None]) -> Number | None:
 
 
 def _number(path: Path) -> int | None:
-    """A limit; None if there is no file or no limit: "max" in v2, a number near 2**63 in v1."""
+    """Returns a limit; None if there is no file or no limit: "max" in v2, a number near 2**63 in v1."""
     text = _read(path).strip()
     return int(text) if text.isdigit() and int(text) < 2**60 else None
 

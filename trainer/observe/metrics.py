@@ -58,7 +58,7 @@ class RunMetrics:
 
 
 def text(pages: Iterable[TaskPage], of_run: RunMetrics | None = None) -> bytes:
-    """The metrics of some tasks; numbers that are not known yet are left out."""
+    """Returns the metrics of some tasks; numbers that are not known yet are left out."""
     from prometheus_client import CollectorRegistry, generate_latest  # here: most tasks are never asked
 
     registry = CollectorRegistry()

@@ -122,7 +122,7 @@ def roll_call(
 
 
 def _why_missing(me: TaskPage, peer: Task, until: str, may_be_silent: bool) -> str | None:
-    """Why a peer is not up; None if it is."""
+    """Returns why a peer is not up; None if it is."""
     try:
         page = read_status(peer.control, timeout_secs=0.5 if may_be_silent else 2.0)
     except socket.gaierror:

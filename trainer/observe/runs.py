@@ -75,7 +75,7 @@ def is_run(path: Path) -> bool:
 
 
 def find(folder: Path) -> list[Path]:
-    """The directories of the runs in a folder, and one level below it, as sweeps have them; sorted."""
+    """Returns the directories of the runs in a folder, and one level below it, as sweeps have them; sorted."""
     entries = [entry for entry in _entries(folder) if not is_run(entry)]
     inner = [entry for parent in entries for entry in _entries(parent) if is_run(entry)]
     return sorted([*(entry for entry in _entries(folder) if is_run(entry)), *inner])
@@ -230,7 +230,7 @@ def read_status(directory: RunDirectory) -> dict[str, Any]:
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """What is known of a run that has ended; empty of others."""
+    """Returns what is known of a run that has ended; empty of others."""
     return read_json(directory.summary)
 
 
@@ -243,7 +243,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=2000)
 def _parse_yaml(path: Path, modified_ns: int) -> dict[str, Any]:
-    """The mapping in a file, which is parsed once for as long as it stays as it is."""
+    """Returns the mapping in a file, which is parsed once for as long as it stays as it is."""
     text = path.read_bytes()
     if len(text) > MAX_BYTES or len(OPENS.findall(text)) > MOST_OPEN:  # libyaml would overflow its stack
         raise ValueError(f"{path} is not a config")

@@ -31,7 +31,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def port_of(number: int) -> int:
-    """The port of the task with this place in a plan, where each task has a host of its own.
+    """Returns the port of the task with this place in a plan, where each task has a host of its own.
 
     Pods and containers come back at another address and leave theirs to others. With a port for each task, an address
     that a task has left leads to no other one: connecting fails, and the name is resolved again.
@@ -44,7 +44,7 @@ def _is_port(text: str) -> bool:
 
 
 def _nearest(address: str) -> str:
-    """What was probably meant by a text that is no address: its host, and its port if it has one."""
+    """Returns what was probably meant by a text that is no address: its host, and its port if it has one."""
     place = address.rpartition("://")[2].partition("/")[0]
     host, _, port = place.rpartition(":") if ":" in place else (place, "", "")
     return f"{host or '10.0.0.1'}:{port if _is_port(port) else USUAL_PORT}"
@@ -56,7 +56,7 @@ def join(host: str, port: int) -> str:
 
 
 def host_of(address: str) -> str:
-    """The host of an address that `split` accepted, without brackets."""
+    """Returns the host of an address that `split` accepted, without brackets."""
     return address.rpartition(":")[0].strip("[]")
 
 
@@ -102,7 +102,7 @@ def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> It
 
 
 def _free_port(host: str, taken: Mapping[tuple[str, int], str]) -> int:
-    """The lowest usual one that no task has, nor its status page."""
+    """Returns the lowest usual one that no task has, nor its status page."""
     used = {number for place, number in taken if place == host}
     return next(p for p in range(USUAL_PORT, HIGHEST_PORT) if not {p, p + CONTROL_PORT_OFFSET} & used)
 
@@ -119,7 +119,7 @@ def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def _with_addresses(cluster: ClusterConfig) -> ClusterSize:
-    """The size of a cluster whose tasks all have addresses."""
+    """Returns the size of a cluster whose tasks all have addresses."""
     given = {job: len(cluster.addresses.get(job, [])) for job in JOBS}
     return ClusterSize(given["ps"], max(given["worker"], 1), given["evaluator"] or cluster.evaluator)
 

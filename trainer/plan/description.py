@@ -129,7 +129,7 @@ class ModelProbe:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """The file itself, or all files of a folder; none of the folder that the command runs in."""
+    """Returns the file itself, or all files of a folder; none of the folder that the command runs in."""
     if path.is_file():
         return [path]
     is_data = path.is_dir() and path.resolve() not in (Path.cwd(), *Path.cwd().parents)

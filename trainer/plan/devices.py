@@ -38,18 +38,18 @@ def tasks_of(cluster: ClusterConfig) -> list[tuple[str, int]]:
 
 
 def of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
-    """A task's entry in a mapping: its own before its job's; None if it has neither."""
+    """Returns a task's entry in a mapping: its own before its job's; None if it has neither."""
     key = key_of(setting, job, index)
     return None if key is None else setting[key]
 
 
 def key_of(setting: Mapping[str, Any], job: str, index: int) -> str | None:
-    """The entry of a mapping that holds for a task."""
+    """Returns the entry of a mapping that holds for a task."""
     return next((key for key in (f"{job}:{index}", job) if key in setting), None)
 
 
 def host_of(cluster: ClusterConfig, job: str, index: int) -> str:
-    """The host a task runs on, as the cluster's addresses name it."""
+    """Returns the host a task runs on, as the cluster's addresses name it."""
     listed = cluster.addresses.get(job, [])
     host = addresses.host_of(listed[index]) if index < len(listed) else THIS_HOST
     return THIS_HOST if host in ("localhost", "::1") else host
@@ -81,7 +81,7 @@ def tasks_here(
 
 
 def for_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
-    """What each task may use, by the names of `Task`'s fields; by (job, index)."""
+    """Returns what each task may use, by the names of `Task`'s fields; by (job, index)."""
     cores = _cores_of_tasks(cluster, machine)
     return {(job, index): _for_task(cluster, device, cores[job], job, index) for job, index in tasks_of(cluster)}
 
@@ -128,7 +128,7 @@ def replicas_of(device: DeviceConfig, job: str, index: int) -> tuple[str, ...]:
 
 
 def named_parameters(device: DeviceConfig) -> tuple[str, ...]:
-    """The device that device.parameters names, if it names one."""
+    """Returns the device that device.parameters names, if it names one."""
     return () if device.parameters == AUTO else (device.parameters,)
 
 

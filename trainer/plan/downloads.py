@@ -9,12 +9,12 @@ DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")
 
 
 def keras_home() -> Path:
-    """The folder of what Keras downloads."""
+    """Returns the folder of what Keras downloads."""
     return Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
 
 
 def mark_of(name: str) -> Path:
-    """The file that says that all of a data set was downloaded."""
+    """Returns the file that says that all of a data set was downloaded."""
     return keras_home() / "datasets" / f"{name}.complete"
 
 

@@ -50,13 +50,13 @@ def for_tasks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def allotted_gpus(environ: Mapping[str, str]) -> list[str]:
-    """The GPUs that a scheduler, or the user, allows this process, by index or UUID; empty: nobody says."""
+    """Returns the GPUs that a scheduler, or the user, allows this process, by index or UUID; empty: nobody says."""
     listed = [text.strip() for text in environ.get(VISIBLE, "").split(",")]
     return [] if any(not (text[:1].isalnum() and text != "NoDevFiles") for text in listed) else listed
 
 
 def visible_gpus(gpus: Sequence[int], environ: Mapping[str, str]) -> str:
-    """What CUDA_VISIBLE_DEVICES must be for these GPUs of those that the environment allows."""
+    """Returns what CUDA_VISIBLE_DEVICES must be for these GPUs of those that the environment allows."""
     allotted = allotted_gpus(environ)
     numbers = [allotted[gpu] if gpu < len(allotted) else str(gpu) for gpu in gpus] if allotted else map(str, gpus)
     return ",".join(numbers) or "-1"

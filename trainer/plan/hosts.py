@@ -57,7 +57,7 @@ def each_alone(cluster: ClusterConfig) -> dict[str, list[str]]:
 
 
 def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
-    """The host of every task, where there are several."""
+    """Returns the host of every task, where there are several."""
     if not cluster.hosts:
         return {}
     of = cluster.addresses

@@ -39,7 +39,7 @@ FACTORED_SLOTS: Mapping[str, Callable[[Shape], Shape | None]] = {
 
 
 def slot_shape(slot: str, shape: Shape) -> Shape | None:
-    """The shape of what an optimizer slot has of a parameter; None if it has nothing."""
+    """Returns the shape of what an optimizer slot has of a parameter; None if it has nothing."""
     return FACTORED_SLOTS[slot](shape) if slot in FACTORED_SLOTS else shape
 
 
@@ -67,7 +67,7 @@ class Slice(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it takes in its shard, padding included."""
+        """Returns what it takes in its shard, padding included."""
         return 4 * self.padded
 
 
@@ -90,7 +90,7 @@ class Shard:
         return sum(piece.padded for piece in self.trainable)
 
     def slot_pieces(self, slot: str) -> tuple[Slice, ...]:
-        """Where an optimizer slot has what belongs to each parameter."""
+        """Returns where an optimizer slot has what belongs to each parameter."""
         if slot not in FACTORED_SLOTS:
             return self.trainable
         pieces, offset = [], 0

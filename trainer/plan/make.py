@@ -113,7 +113,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
 
 
 def _hosts(cluster: ClusterConfig, strategy: Strategy) -> list[str]:
-    """The tasks that hold a shard each; under all_reduce every worker holds the only one."""
+    """Returns the tasks that hold a shard each; under all_reduce every worker holds the only one."""
     if strategy.has_ring:
         return ["worker"]
     job = "ps" if cluster.ps else "worker"
@@ -145,7 +145,7 @@ def _make_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine, 
 
 
 def _group(section: OptimizerConfig, description: Description) -> tuple[Group, ...]:
-    """The parameters by what holds for them, where the config has groups."""
+    """Returns the parameters by what holds for them, where the config has groups."""
     paths: dict[str, list[str]] = {}
     trained = [p.path for p in description.parameters if p.trainable]
     for path in [*trained, *description.frozen.paths] if section.groups else ():
@@ -156,7 +156,7 @@ def _group(section: OptimizerConfig, description: Description) -> tuple[Group, .
 
 
 def _describe_optimizer(section: OptimizerConfig, description: Description) -> str:
-    """The optimizer, and where it comes from."""
+    """Returns the optimizer, and where it comes from."""
     others = [key for key in section.given if key not in ("name", "groups")]
     if is_taken(section, description.compiled_optimizer):
         origin = "from compile()" + (f"; {', '.join(others)} from the config" if others else "")

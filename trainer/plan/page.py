@@ -66,7 +66,7 @@ def write_json(plan: Plan, path: str) -> None:
 
 
 def _bits(plan: Plan) -> str:
-    """What the bits of the result depend on."""
+    """Returns what the bits of the result depend on."""
     if not plan.effective_strategy.is_exact:
         return f"bits: not repeatable under {plan.strategy}"
     threads = plan.workers[0].intra_op_threads
@@ -75,7 +75,7 @@ def _bits(plan: Plan) -> str:
 
 
 def _tasks(plan: Plan, width: int) -> Table:
-    """A row for each task; where there is little room, no log, and no columns for GPUs that nobody has."""
+    """Returns a row for each task; where there is little room, no log, and no columns for GPUs that nobody has."""
     several = any(len(task.replicas) > 1 for task in plan.tasks)
     is_wide, has_gpus = width >= WIDE_COLUMNS, any(task.gpus for task in plan.tasks)
     left_out = [
@@ -106,7 +106,7 @@ def _task(plan: Plan, task: Task) -> dict[str, str]:
 
 
 def _memory(task: Task) -> str:
-    """What a task takes of each GPU it sees."""
+    """Returns what a task takes of each GPU it sees."""
     if not task.gpus:
         return ""
     if task.growth:
@@ -150,7 +150,7 @@ def _shards(plan: Plan, width: int) -> Table:
 
 
 def _tables(plan: Plan, width: int) -> Iterator[Table]:
-    """The rows of sparse layers, if there are any."""
+    """Yields the rows of sparse layers, if there are any."""
     if not plan.tables:
         return
     layout = plan.table_layout
@@ -163,7 +163,7 @@ def _tables(plan: Plan, width: int) -> Iterator[Table]:
 
 
 def _groups(plan: Plan, width: int) -> Iterator[Table]:
-    """What parameters have of their own, if any do."""
+    """Yields what parameters have of their own, if any do."""
     if plan.groups:
         table = _table("groups", "optimizer", "parameters", is_wide=width >= WIDE_COLUMNS)
         for group in plan.groups:

@@ -37,7 +37,7 @@ class Chooser(Protocol):
     """Where the next parameter goes; also what `device_setter` asks."""
 
     def choose(self, nbytes: int) -> int:
-        """The shard for a parameter of this size, which it holds from now on."""
+        """Returns the shard for a parameter of this size, which it holds from now on."""
 
     def hold(self, shard: int, nbytes: int) -> None:
         """Takes note of a parameter that was put on a shard without asking."""
@@ -122,7 +122,7 @@ def place(
 
 
 def _assign(pieces: Sequence[Slice], pinned: Mapping[str, int], hosts: int, strategy: str) -> list[list[Slice]]:
-    """The pieces that each host holds, in their order."""
+    """Returns the pieces that each host holds, in their order."""
     chooser = CHOOSERS[strategy](hosts)
     chosen: dict[Slice, int] = {}
     for piece in pieces:
@@ -136,7 +136,7 @@ def _assign(pieces: Sequence[Slice], pinned: Mapping[str, int], hosts: int, stra
 
 
 def _balance(parameters: Sequence[Parameter], pinned: Mapping[str, int], hosts: int) -> list[list[Slice]]:
-    """The pieces that each host holds, with parameters without a pin cut into the largest parts that balance.
+    """Returns the pieces that each host holds, with parameters without a pin cut into the largest parts that balance.
 
     No host gets such a part that then holds more than BALANCED times its share. A small model stays whole.
     """
@@ -157,7 +157,7 @@ def _balance(parameters: Sequence[Parameter], pinned: Mapping[str, int], hosts: 
 
 
 def cut(parameter: Parameter, max_part_mib: float | None) -> list[Slice]:
-    """The parts of a parameter, or its whole, at offset 0: as few as fit the limit, of nearly equal size.
+    """Returns the parts of a parameter, or its whole, at offset 0: as few as fit the limit, of nearly equal size.
 
     Every part but the last is a multiple of LANES floats, so that parts are aligned in the parameter too.
     """
@@ -175,13 +175,13 @@ def cut(parameter: Parameter, max_part_mib: float | None) -> list[Slice]:
 
 
 def best_match(path: str, patterns: Iterable[str]) -> str | None:
-    """The pattern that matches a path; of several, the one with the most characters besides `*`."""
+    """Returns the pattern that matches a path; of several, the one with the most characters besides `*`."""
     matching = [pattern for pattern in patterns if fnmatchcase(path, pattern)]
     return max(matching, key=lambda pattern: len(pattern.replace("*", ""))) if matching else None
 
 
 def pin_faults(parameters: Sequence[Parameter], shards: int, pattern: str, shard: int) -> Iterator[tuple[str, str]]:
-    """What is wrong with a pin, and one like it that would hold."""
+    """Yields what is wrong with a pin, and one like it that would hold."""
     paths = [p.path for p in parameters]
     matches = any(fnmatchcase(path, pattern) for path in paths)
     near = [] if matches else difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]

@@ -111,18 +111,18 @@ class Plan:
         return sum(len(task.replicas) for task in self.workers)
 
     def replica_numbers(self, worker: Task) -> list[int]:
-        """The numbers of a worker's replicas, among all of the run."""
+        """Returns the numbers of a worker's replicas, among all of the run."""
         first = sum(len(other.replicas) for other in self.workers[: worker.index])
         return list(range(first, first + len(worker.replicas)))
 
     @property
     def trainers(self) -> tuple[Task, ...]:
-        """The tasks that train: all but the evaluators."""
+        """Returns the tasks that train: all but the evaluators."""
         return tuple(task for task in self.tasks if task.job != "evaluator")
 
     @cached_property
     def effective_strategy(self) -> Strategy:
-        """How gradients become updates; with a quorum of all replicas, backup is sync."""
+        """Returns how gradients become updates; with a quorum of all replicas, backup is sync."""
         return STRATEGIES["sync" if self.quorum == self.replicas else self.strategy]
 
     @property
@@ -137,7 +137,7 @@ class Plan:
 
     @cached_property
     def table_layout(self) -> TableLayout:
-        """The memory of tables, on this machine."""
+        """Returns the memory of tables, on this machine."""
         if not self.tables:
             return NO_TABLES
         hosts = len(self.hosts) if self.has_shard_hosts else 1
@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The tasks that hold shards for others."""
+        """Returns the tasks that hold shards for others."""
         return tuple(dict.fromkeys(shard.host for shard in self.shards)) if self.has_shard_hosts else ()
 
     def task(self, job: str, index: int) -> Task:
@@ -216,14 +216,14 @@ class Plan:
         }
 
     def describe(self) -> str:
-        """What was chosen, and what it means."""
+        """Returns what was chosen, and what it means."""
         hosts = "the workers" if self.shards[0].host.startswith("worker") else f"{len(self.hosts)} ps"
         is_alone = STRATEGIES[self.strategy].waits_for_one
         batch = f"batch {self.update_batch} each" if is_alone else f"global batch {self.global_batch}"
         return STRATEGIES[self.strategy].describe(replicas=self.replicas, batch=batch, hosts=hosts, quorum=self.quorum)
 
     def reached_by(self, links: Mapping[str, Mapping[str, str]]) -> Plan:
-        """The plan with other addresses for some tasks: those by which one task reaches them."""
+        """Returns the plan with other addresses for some tasks: those by which one task reaches them."""
 
         def reached(task: Task) -> Task:
             link = links.get(task.name)
@@ -232,7 +232,7 @@ class Plan:
         return replace(self, tasks=tuple(reached(task) for task in self.tasks))
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, and what follows from them, for who reads plan.json."""
+        """Returns every field, and what follows from them, for who reads plan.json."""
         links = self.link_nbytes()
         tasks = [to_json(task) | {"name": task.name, "log": task.log} for task in self.tasks]
         shards = [to_json(shard) | {"nbytes": shard.nbytes} for shard in self.shards]

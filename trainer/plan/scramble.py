@@ -19,7 +19,7 @@ def scrambled(x: np.ndarray) -> np.ndarray:
 
 
 def unscrambled(x: np.ndarray) -> np.ndarray:
-    """The numbers [...] uint64 that `scrambled` makes these of."""
+    """Returns the numbers [...] uint64 that `scrambled` makes these of."""
     x = (x ^ (x >> 31) ^ (x >> 62)) * _inverse(LAST_MIX)
     x = (x ^ (x >> 27) ^ (x >> 54)) * _inverse(MIX)
     x = (x ^ (x >> 30) ^ (x >> 60)) * _inverse(GOLDEN)

@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_json(value: Any) -> Any:
-    """A dataclass or named tuple as a mapping of its fields, a tuple as a list, an enum as its value."""
+    """Returns a dataclass or named tuple as a mapping of its fields, a tuple as a list, an enum as its value."""
     if is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if hasattr(value, "_asdict"):  # a named tuple
@@ -22,7 +22,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """What `to_json` wrote, as a value of a type: a dataclass, a named tuple, or what their fields may be.
+    """Returns what `to_json` wrote, as a value of a type: a dataclass, a named tuple, or what their fields may be.
 
     A missing field gets its default; unknown keys are ignored.
 

@@ -32,7 +32,7 @@ def wire_of(config: RunConfig, shards: Sequence[Shard], *, has_tables: bool = Fa
 
 
 def why_not_memory(config: RunConfig) -> str:
-    """Why vectors must travel; empty if they can stay in memory that all tasks share."""
+    """Returns why vectors must travel; empty if they can stay in memory that all tasks share."""
     strategy = strategy_of(config.strategy, config.cluster)
     if not strategy.has_shard_hosts:
         return f"{strategy.name} has no shards"
@@ -56,7 +56,7 @@ def check_wire(config: RunConfig) -> Iterator[Problem]:
 
 
 def why_not() -> str:
-    """Why this process cannot make such a file; empty if it can."""
+    """Returns why this process cannot make such a file; empty if it can."""
     if sys.platform != "linux":
         return "it needs Linux"
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
@@ -65,7 +65,7 @@ def why_not() -> str:
 
 
 def vectors_of(strategy: Strategy, workers: int) -> int:
-    """How many places a shard's vectors have."""
+    """Returns how many places a shard's vectors have."""
     return 1 if strategy.waits_for_all else workers + 1
 
 
@@ -85,5 +85,5 @@ def nbytes(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
 
 
 def tables_offset(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
-    """The first byte of the memory of tables, which lies behind all places."""
+    """Returns the first byte of the memory of tables, which lies behind all places."""
     return -(-nbytes(shards, strategy, workers) // PAGE) * PAGE

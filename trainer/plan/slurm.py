@@ -33,12 +33,12 @@ def is_step(environ: Mapping[str, str]) -> bool:
 
 
 def nodes(environ: Mapping[str, str]) -> list[str]:
-    """The nodes of the allocation that this process runs in; none without one."""
+    """Returns the nodes of the allocation that this process runs in; none without one."""
     return expand(environ.get(NODES, ""), NODES) if "SLURM_JOB_ID" in environ else []
 
 
 def hosts(environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The nodes of the allocation, as `cluster.hosts` has them; none outside of one."""
+    """Returns the nodes of the allocation, as `cluster.hosts` has them; none outside of one."""
     gpus = int(environ.get("SLURM_GPUS_ON_NODE", "0"))
     return [{"address": node, "gpus": gpus} for node in nodes(environ)]
 
@@ -115,7 +115,7 @@ def _gpus_of_worker(rank: int, workers: Sequence[Place], environ: Mapping[str, s
 
 
 def _first_port(job: int, step: int) -> int:
-    """Where the ports of a step begin; every second thousand is for status pages."""
+    """Returns where the ports of a step begin; every second thousand is for status pages."""
     row, place = divmod((job + 7 * step) % (STEPS_IN_ROW * ROWS), STEPS_IN_ROW)
     return FIRST_PORT + 2 * CONTROL_PORT_OFFSET * row + PORTS_OF_STEP * place
 

@@ -46,7 +46,7 @@ class Strategy:
         return not (self.has_shard_hosts or self.has_ring)
 
     def describe(self, *, replicas: int, batch: str, hosts: str, quorum: int | None) -> str:
-        """The strategy of a run in a line.
+        """Returns the strategy of a run in a line.
 
         Args:
             batch: of an update, e.g. "global batch 256".

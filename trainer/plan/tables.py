@@ -53,7 +53,7 @@ class Growing(NamedTuple):
 
 
 def first_key(path: str, seed: int) -> int:
-    """A number of 64 bits, from which the first values of a table's rows follow."""
+    """Returns a number of 64 bits, from which the first values of a table's rows follow."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {path}".encode(), digest_size=8).digest(), "little")
 
 
@@ -112,7 +112,7 @@ class Block:
 
     @cached_property
     def begins(self) -> dict[str, int]:
-        """The row at which each table begins, by its path."""
+        """Returns the row at which each table begins, by its path."""
         begins, row = {}, 0
         for table in self.tables:
             begins[table.path] = row
@@ -125,11 +125,11 @@ class Block:
         return [host * self.held for host in range(self.hosts)]
 
     def distinct(self, positions: int) -> int:
-        """How many places so many positions of a batch have, at most."""
+        """Returns how many places so many positions of a batch have, at most."""
         return min(positions, self.rows)
 
     def distinct_of_host(self, positions: int) -> int:
-        """How many of them may be those of one host."""
+        """Returns how many of them may be those of one host."""
         return min(positions, self.held)
 
     def arrays(self, places: int, slots: Sequence[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
@@ -140,11 +140,11 @@ class Block:
         yield "updated", "int32", (places,)
 
     def saved(self, slots: Sequence[str]) -> list[str]:
-        """What a checkpoint has of a row beside its values."""
+        """Returns what a checkpoint has of a row beside its values."""
         return list(slots)
 
     def place_of(self, row: Numbers) -> Numbers:
-        """The place of a row, or of each of an array of int64."""
+        """Returns the place of a row, or of each of an array of int64."""
         return row % self.hosts * self.held + row // self.hosts
 
     def row_at(self, place: Numbers) -> Numbers:
@@ -191,16 +191,16 @@ class GrowingBlock(Block):
         return [*slots, COUNT, UPDATED]
 
     def place_of(self, row: Any) -> Any:
-        """The place of each of an array of int64, which are ids."""
+        """Returns the place of each of an array of int64, which are ids."""
         return (scrambled(row.astype("uint64")) ^ 2**63).view("int64")
 
     def row_at(self, place: Any) -> Any:
-        """The id that has each of an array of int64 as its place."""
+        """Returns the id that has each of an array of int64 as its place."""
         return unscrambled(place.view("uint64") ^ 2**63).view("int64")
 
 
 def sparse_patterns(placement: PlacementConfig) -> tuple[SparsePattern, ...]:
-    """The first that matches a layer counts."""
+    """Returns the first that matches a layer counts."""
 
     def growing(pattern: str) -> Growing:
         return Growing(placement.min_count.get(pattern, 1), placement.max_age.get(pattern))
@@ -252,7 +252,7 @@ class TableLayout:
     examples: int  # in each of them
 
     def regions(self) -> Iterator[Region]:
-        """Every array, in order.
+        """Yields every array, in order.
 
         rows, slots/NAME    [places, width] values, and what the optimizer keeps of them ([places, 1] of a whole row)
         updated             [places] the step after which each row was changed last; 0: never

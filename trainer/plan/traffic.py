@@ -35,7 +35,7 @@ def narrowest(plan: Plan) -> tuple[str, int]:
 
 
 def of_step(plan: Plan, worker: str) -> Iterator[Message]:
-    """What a worker's step moves: of every shard that another task holds, its vector and the gradients."""
+    """Yields what a worker's step moves: of every shard that another task holds, its vector and the gradients."""
     first, reached = plan.shards[0].host, set()
     for shard in plan.shards:
         if shard.host != worker:
@@ -49,7 +49,7 @@ def of_step(plan: Plan, worker: str) -> Iterator[Message]:
 
 
 def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message]:
-    """What a shard's host sends for one update; its tokens are in its own queues, and cost nothing."""
+    """Yields what a shard's host sends for one update; its tokens are in its own queues, and cost nothing."""
     if not plan.has_shard_hosts or not is_clipped or plan.effective_strategy.waits_for_one:
         return
     for other in plan.shards:
@@ -60,7 +60,7 @@ def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message
 
 
 def of_arrival(plan: Plan) -> Iterator[Message]:
-    """What one gradient that arrives makes the first host of a quorum tell the others."""
+    """Yields what one gradient that arrives makes the first host of a quorum tell the others."""
     if plan.effective_strategy.waits_for_quorum:
         first, *others = plan.shards
         for other in others:

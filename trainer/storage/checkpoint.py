@@ -151,7 +151,7 @@ def load(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
 
 
 def shapes_of(parameters: Iterable[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a checkpoint of these parameters, by name."""
+    """Returns the shapes of the tensors in a checkpoint of these parameters, by name."""
     parameters = list(parameters)
     shapes = {f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape for p in parameters}
     for slot in slots:
@@ -258,7 +258,7 @@ def is_valid(path: Path) -> bool:
 
 
 def _slot(name: str) -> str | None:
-    """The slot of a tensor's name, or None for a parameter or a state."""
+    """Returns the slot of a tensor's name, or None for a parameter or a state."""
     return name.split("/")[1] if name.startswith("slots/") else None
 
 

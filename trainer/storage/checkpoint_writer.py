@@ -117,7 +117,7 @@ def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
 
 
 def _files_of(source: Path) -> list[str]:
-    """The files that a checkpoint names; a damaged one is copied as far as it is known."""
+    """Returns the files that a checkpoint names; a damaged one is copied as far as it is known."""
     try:
         return list(read_manifest(source).files)
     except CheckpointError:
@@ -244,7 +244,7 @@ def _describe(file: Path) -> dict[str, Any]:
 
 
 def _describe_shared(file: Path) -> dict[str, Any]:
-    """The same of a file that all checkpoints have; it is read once."""
+    """Returns the same of a file that all checkpoints have; it is read once."""
     return _describe_unchanged(file, file.stat().st_ino, file.stat().st_mtime_ns)
 
 

@@ -92,7 +92,7 @@ def is_error(metric: str) -> bool:
 
 
 def best(folder: Path) -> tuple[Evaluation, Path] | None:
-    """The best checkpoint so far, with its score; where a crash left two, the later one."""
+    """Returns the best checkpoint so far, with its score; where a crash left two, the later one."""
     for path in reversed(checkpoint.finished(folder)):
         try:
             checkpoint.read_manifest(path)
@@ -163,13 +163,13 @@ def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Re
 
 
 def results(directory: RunDirectory, step: int | None) -> dict[str, Any]:
-    """The scores for the summary: of the run's last step, if it was reached, and of the best checkpoint."""
+    """Returns the scores for the summary: of the run's last step, if it was reached, and of the best checkpoint."""
     last = next((e for e in read(directory.evaluations) if e.step == step), None)
     scores = {} if last is None else {f"eval_{name}": value for name, value in last.scores.items()}
     return scores | {"best": best_result(directory)}
 
 
 def best_result(directory: RunDirectory) -> dict[str, Any] | None:
-    """What the summary says of the best checkpoint, if there is one."""
+    """Returns what the summary says of the best checkpoint, if there is one."""
     scored = best(directory.best)
     return None if scored is None else {"step": scored[0].step, **scored[0].scores, "path": str(scored[1])}

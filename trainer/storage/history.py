@@ -39,7 +39,7 @@ class History:
 
 
 def describe(values: Mapping[str, float], steps: int, batch: int, *, with_metrics: bool = False) -> str:
-    """A line of the history for people, with the seconds per update of `batch` examples."""
+    """Returns a line of the history for people, with the seconds per update of `batch` examples."""
     rate = values["examples_per_second"]
     pace = f", {batch / rate:.3f} s/batch" if rate else ""  # rounded: it may be 0.0
     names = [name for name in values if name not in NOT_METRICS][:MAX_METRICS] if with_metrics else []

@@ -23,7 +23,7 @@ class MissingWeightsError(TrainerError):
 
 
 def files_of(init: str) -> tuple[str, ...]:
-    """The files that `model.init` names; of a run those of its best checkpoint, else of its newest one.
+    """Returns the files that `model.init` names; of a run those of its best checkpoint, else of its newest one.
 
     Raises:
         MissingWeightsError: if the path does not exist.
@@ -42,7 +42,7 @@ def files_of(init: str) -> tuple[str, ...]:
 
 
 def _in_checkpoint(path: Path) -> list[Path]:
-    """The files of the checkpoint in a directory, or of the one that it is."""
+    """Returns the files of the checkpoint in a directory, or of the one that it is."""
     if (path / MANIFEST).exists():
         return _files(path)
     for folder in (path / "best", path / "checkpoints", path):

@@ -72,7 +72,7 @@ def _lock(file: TextIO) -> None:
 
 
 def owner(directory: RunDirectory) -> int | None:
-    """The process that uses a run directory: its launcher, or its chief; 0 if its number is unknown.
+    """Returns the process that uses a run directory: its launcher, or its chief; 0 if its number is unknown.
 
     Returns:
         None if nobody does.

@@ -42,7 +42,7 @@ def withdraw(answer: Path) -> None:
 
 
 def pending(directory: RunDirectory) -> list[str]:
-    """The questions that nobody has answered, by the names of their files."""
+    """Returns the questions that nobody has answered, by the names of their files."""
     with suppress(OSError), os.scandir(directory.requests) as entries:
         return [entry.name for entry in entries if entry.name.startswith(QUESTION)]
     return []
@@ -72,7 +72,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def read(answer: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """The step of an answer, and its values by path; removes it."""
+    """Returns the step of an answer, and its values by path; removes it."""
     with np.load(answer) as file:
         step = int(file[STEP])
         values = {name[1:]: file[name] for name in file.files if name != STEP}

@@ -47,7 +47,7 @@ def take(directory: RunDirectory, request: Request, task: str = "") -> bool:
 
 
 def pending(directory: RunDirectory) -> set[str]:
-    """The names of all files, by one look: most of the time there are none."""
+    """Returns the names of all files, by one look: most of the time there are none."""
     with contextlib.suppress(OSError), os.scandir(directory.requests) as entries:
         return {entry.name for entry in entries}
     return set()

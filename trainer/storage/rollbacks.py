@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def count_rollbacks(path: Path) -> int:
-    """How often a run has gone back; the file need not exist."""
+    """Returns how often a run has gone back; the file need not exist."""
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 

@@ -69,7 +69,7 @@ class ChangedRows:
         return sum(array.nbytes for of_block in arrays for array in of_block)
 
     def first_bad(self) -> str | None:
-        """The table of a row that is not finite."""
+        """Returns the table of a row that is not finite."""
         for block, one in zip(self.blocks, self.rows, strict=True):
             if np.isfinite(one.values.sum(dtype=np.float64)):  # one pass; in float64 no sum of float32 overflows
                 continue
@@ -156,7 +156,7 @@ class ChangedRows:
 
 
 def parts_of(checkpoint: Checkpoint) -> list[Part]:
-    """The parts in a checkpoint, in the order in which they count."""
+    """Returns the parts in a checkpoint, in the order in which they count."""
     parts = checkpoint.facts.get(FACT, {}).get("parts", ())
     return [Part(**{"block": str(part["width"])} | part) for part in parts]  # earlier versions had one for each width
 

@@ -32,7 +32,7 @@ def take_from_earlier(config: RunConfig) -> None:
 
 
 def _earlier(config: RunConfig) -> Path | None:
-    """The run that a config continues; None: it starts one."""
+    """Returns the run that a config continues; None: it starts one."""
     if config.resume == "never" or (config.resume == "auto" and config.run is None):
         return None
     named = Path(config.run or "" if config.resume == "auto" else config.resume)
@@ -40,7 +40,7 @@ def _earlier(config: RunConfig) -> Path | None:
 
 
 def of_jobs(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """What a config that says the threads of every task has for `device.intra_op_threads`."""
+    """Returns what a config that says the threads of every task has for `device.intra_op_threads`."""
     given = config.device.intra_op_threads
     left = [task for task in plan.tasks if of_task(given, task.job, task.index) is None]
     return {task.job: task.intra_op_threads for task in left} | given

@@ -43,7 +43,7 @@ ENDLESS = 2**62  # steps; a worker that waits for no other cannot know how many 
 
 
 def open_wire(plan: Plan) -> VectorWire:
-    """How vectors travel; maps the shared memory if they stay there.
+    """Returns how vectors travel; maps the shared memory if they stay there.
 
     Raises:
         ConfigError: if the memory cannot be mapped.
@@ -58,7 +58,7 @@ def open_wire(plan: Plan) -> VectorWire:
 
 
 def open_tables(plan: Plan) -> list[BlockMemory]:
-    """The memory of all rows, where this process has it, for itself or with others."""
+    """Returns the memory of all rows, where this process has it, for itself or with others."""
     if not plan.has_shard_hosts:
         return private(plan.table_layout)
     if plan.sends_rows or not plan.wire_format.is_shared:
@@ -71,7 +71,7 @@ HOSTS: Mapping[str, Any] = {"sync": SyncHost, "async": AsyncHost, "backup": Back
 
 
 def make_host(context: Context, shard: Shard) -> ShardHost:
-    """The host of a shard, as the plan's strategy has it."""
+    """Returns the host of a shard, as the plan's strategy has it."""
     config, plan = context.config, context.plan
     options: dict[str, Any] = {
         "shards": plan.shards,
@@ -102,7 +102,7 @@ def _table_host(context: Context, index: int) -> TableHost | None:
 
 
 def make_engine(context: Context, workload: Workload, strategy: Any = None) -> Engine:
-    """The engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
+    """Returns the engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
     plan, task = context.plan, context.task
     touches = touches_of(plan, workload)
     worker = _table_worker(context, touches)
@@ -147,7 +147,7 @@ def _table_worker(context: Context, touches: Touches) -> Tables | None:
 
 
 def _payloads(context: Context) -> Payloads | None:
-    """How rows travel, if they do."""
+    """Returns how rows travel, if they do."""
     plan = context.plan
     if not plan.sends_rows:
         return None
@@ -168,12 +168,12 @@ def touches_of(plan: Plan, workload: Workload) -> Touches:
 
 
 def _averaged_workers(plan: Plan) -> int:
-    """How many workers' gradients an update averages."""
+    """Returns how many workers' gradients an update averages."""
     return {"all": len(plan.workers), "quorum": plan.quorum_workers, "one": 1}[plan.effective_strategy.waits_for]
 
 
 def compute_device(plan: Plan, task: Task) -> str:
-    """The device for work that belongs to no replica: the one of the task's first replica."""
+    """Returns the device for work that belongs to no replica: the one of the task's first replica."""
     return _full(plan, task, task.replicas[0])
 
 

@@ -47,11 +47,11 @@ class Context:
 
     @property
     def shards(self) -> list[Shard]:
-        """The shards that this task hosts."""
+        """Returns the shards that this task hosts."""
         return [s for s in self.plan.shards if s.host == self.task.name] if self.plan.has_shard_hosts else []
 
     def session_config(self, peers: Sequence[str]) -> Any:
-        """The ConfigProto of a session that talks to `peers` besides this task's own devices."""
+        """Returns the ConfigProto of a session that talks to `peers` besides this task's own devices."""
         return session_config(self.task, peers=peers, fuses=can_fuse(self.config.train))
 
     def roll_call(self, names: Sequence[str], until: str, *, may_be_silent: bool = False) -> None:

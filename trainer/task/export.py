@@ -111,7 +111,7 @@ def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path,
 
 
 def _whole_model(config: RunConfig, plan: Plan, objective: Objective) -> Any:
-    """The model, with its tables as variables."""
+    """Returns the model, with its tables as variables."""
     objective = open_dense(config, plan) if plan.tables else objective
     return objective.model_to_save(compiled_optimizer.make(config.optimizer))
 
@@ -202,7 +202,7 @@ def _export_tables(rows: Sequence[BlockMemory], folder: Path) -> dict[str, Path]
 
 
 def _mapped(table: Table, file: Path, seed: int) -> TableValues:
-    """What `_export_tables` wrote."""
+    """Returns what `_export_tables` wrote."""
     ids = np.load(_ids_beside(file)) if table.growing else None
     return TableValues(table, np.load(file, mmap_mode="r"), ids, seed)
 

@@ -72,7 +72,7 @@ def wait_for_goodbyes(hosts: Sequence[ShardHost], at_most_secs: float | None = N
 
 
 def _peers(context: Context) -> list[str]:
-    """The hosts that a host talks to: only to agree on a norm, or on the order of arrivals."""
+    """Returns the hosts that a host talks to: only to agree on a norm, or on the order of arrivals."""
     strategy = context.plan.effective_strategy
     agrees_on_norm = context.config.optimizer.clip_norm is not None and not strategy.waits_for_one
     return list(context.plan.hosts) if agrees_on_norm or strategy.waits_for_quorum else []

@@ -24,7 +24,7 @@ class MetricResults:
         self._session: Any = None
 
     def __call__(self, sums: Sequence[float] | np.ndarray) -> dict[str, float]:
-        """The metrics by name, in their order.
+        """Returns the metrics by name, in their order.
 
         Args:
             sums: [size] of the objective, or more: what follows is not read.

@@ -99,7 +99,7 @@ def _of_served(served: Served) -> Iterator[str]:
 
 
 def _said(group: Mapping[str, Any]) -> str:
-    """A name and its options."""
+    """Returns a name and its options."""
     options = group.get("options") or {}
     said = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
     return f"{group['name']}{f' ({said})' if said else ''}".replace("|", "\\|")

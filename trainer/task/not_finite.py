@@ -51,7 +51,7 @@ def roll_back(result: StepResult) -> None:
 
 
 def order_seed(seed: int, rollbacks: int) -> int:
-    """The seed of the data order: the run's own until it has gone back."""
+    """Returns the seed of the data order: the run's own until it has gone back."""
     return (seed + rollbacks * ODD) % 2**32
 
 

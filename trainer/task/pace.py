@@ -32,7 +32,7 @@ class Pace:
         self.start_steps = (*self.start_steps[:2], result.step)
 
     def percentile_ms(self, share: float) -> float:
-        """The shortest duration that `share` of the steps do not exceed (nearest rank), in milliseconds."""
+        """Returns the shortest duration that `share` of the steps do not exceed (nearest rank), in milliseconds."""
         ordered = sorted(self.step_secs[1:] or self.step_secs) or [0.0]
         return 1000 * ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

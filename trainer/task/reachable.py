@@ -25,7 +25,7 @@ class UnreachableError(TrainerError):
 
 
 def answered_instead(message: str) -> str | None:
-    """The task that answered instead of this one, as TensorFlow's error names it; None for any other error."""
+    """Returns the task that answered instead of this one, as TensorFlow's error names it; None for any other error."""
     found = re.search(r"different device incarnation.*?/job:(\w+)/replica:0/task:(\d+)", message, re.DOTALL)
     return f"{found[1]}:{found[2]}" if found else None
 
@@ -75,7 +75,7 @@ def wait_until_reached(context: Context) -> None:
 
 
 def _reason(message: str) -> str:
-    """The line of TensorFlow's error that says what went wrong."""
+    """Returns the line of TensorFlow's error that says what went wrong."""
     lines = [
         line for line in message.splitlines() if line and not line.startswith(("Graph execution error", "From /job"))
     ]

@@ -58,7 +58,7 @@ def make_unique() -> bool:
 
 
 def slot_and_target() -> tuple[ctypes.c_uint64, int]:
-    """The slot that calls go through, and the address of the function that it is to hold.
+    """Returns the slot that calls go through, and the address of the function that it is to hold.
 
     Raises:
         OSError: if a library is not loaded, or its memory cannot be written to.
@@ -78,7 +78,7 @@ def slot_and_target() -> tuple[ctypes.c_uint64, int]:
 
 
 def _slot_of(name: str, library: _LinkMap) -> int:
-    """The address at which a loaded library keeps the address of a function that it calls."""
+    """Returns the address at which a loaded library keeps the address of a function that it calls."""
     tags = _tags(library.dynamic)
     at = _find(b"\0" + name.encode() + b"\0", tags[STRTAB], tags[STRSZ]) + 1 - tags[STRTAB]
     relocations = np.frombuffer(ctypes.string_at(tags[JMPREL], tags[PLTRELSZ]), RELOCATION)
@@ -91,7 +91,7 @@ def _slot_of(name: str, library: _LinkMap) -> int:
 
 
 def _find(text: bytes, begin: int, nbytes: int) -> int:
-    """The address of a text in memory, which is not copied: the names of a library may take 80 MiB."""
+    """Returns the address of a text in memory, which is not copied: the names of a library may take 80 MiB."""
     memmem = ctypes.CDLL(None).memmem
     memmem.restype, size = ctypes.c_void_p, ctypes.c_size_t
     found = memmem(ctypes.c_void_p(begin), size(nbytes), text, size(len(text)))
@@ -101,7 +101,7 @@ def _find(text: bytes, begin: int, nbytes: int) -> int:
 
 
 def _tags(dynamic: int) -> dict[int, int]:
-    """A library's dynamic section, up to its last entry, which is zero."""
+    """Returns a library's dynamic section, up to its last entry, which is zero."""
     found: dict[int, int] = {}
     while True:
         tag, value = np.frombuffer(ctypes.string_at(dynamic, DYNAMIC.itemsize), DYNAMIC)[0].tolist()

@@ -32,7 +32,7 @@ def can_fuse(train: TrainConfig) -> bool:
 
 
 def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> Any:
-    """The ConfigProto of a task.
+    """Returns the ConfigProto of a task.
 
     Args:
         peers: the tasks that a session talks to, besides its own; it neither waits for nor sees any other.

@@ -28,7 +28,7 @@ def load(path: str | Path, memory: Sequence[BlockMemory], host: int) -> None:
 
 
 def loaded(path: str | Path, tables: Sequence[Table], *, seed: int) -> list[BlockMemory]:
-    """The rows that a checkpoint has, in memory of this process, without slots."""
+    """Returns the rows that a checkpoint has, in memory of this process, without slots."""
     memory = private(TableLayout(blocks_of(tables, 1), (), 1, 0))
     load_into(memory, path, seed=seed)
     return memory
@@ -57,7 +57,7 @@ def received_rows(
     step: int,
     base: Checkpoint | None,
 ) -> ChangedRows:
-    """The same of rows that hosts have sent: (places, values, what else is saved of them) of each block."""
+    """Returns the same of rows that hosts have sent: (places, values, what else is saved of them) of each block."""
     found = [
         Rows(block.row_at(places), values, saved)
         for block, (places, values, saved) in zip(layout.blocks, rows, strict=True)
@@ -93,10 +93,10 @@ def _values_at(block: BlockMemory, rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def trained_rows(memory: Sequence[BlockMemory]) -> dict[str, int]:
-    """How many rows each table that grows has trained and not evicted."""
+    """Returns how many rows each table that grows has trained and not evicted."""
     return {block.block.tables[0].path: len(block.trained()) for block in memory if isinstance(block, GrowingMemory)}
 
 
 def tables_in(memory: Sequence[BlockMemory]) -> dict[str, Table]:
-    """All tables by path."""
+    """Returns all tables by path."""
     return {table.path: table for block in memory for table in block.block.tables}

@@ -95,7 +95,7 @@ def _set_devices(graph: Any, devices: Mapping[str, str]) -> None:
 
 
 def _histogram(values: np.ndarray) -> Any:
-    """The histogram of float64 values: 30 edges do not fit between neighbouring values of float32."""
+    """Returns the histogram of float64 values: 30 edges do not fit between neighbouring values of float32."""
     counts, edges = np.histogram(values, bins=HISTOGRAM_BINS)
     return v1.HistogramProto(
         min=values.min(),

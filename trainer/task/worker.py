@@ -185,7 +185,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
 
 
 def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None) -> Sequence[AfterStep]:
-    """What every worker does with the result of a step, in order."""
+    """Returns what every worker does with the result of a step, in order."""
     status, plan, replicas = context.status, context.plan, context.plan.replica_numbers(context.task)
     examples = plan.replica_batch * len(replicas)
 

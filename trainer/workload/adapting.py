@@ -77,7 +77,7 @@ class Adapting:
 
 
 def not_adapted(model: keras.Model) -> list[str]:
-    """The paths of layers that normalize by a mean and a variance, and have learned none."""
+    """Returns the paths of layers that normalize by a mean and a variance, and have learned none."""
     layers, paths = model._flatten_layers(include_self=False), Paths(model)
     own = [
         one for one in layers if isinstance(one, keras.layers.Normalization) and one.built and one.input_mean is None

@@ -176,7 +176,7 @@ def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
 
 
 def _required(function: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments that a function cannot be called without, and their kinds."""
+    """Returns the arguments that a function cannot be called without, and their kinds."""
     parameters = inspect.signature(function).parameters.values()
     named = (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
     return {one.name: one.kind for one in parameters if one.kind in named and one.default is one.empty}
@@ -201,7 +201,7 @@ class Workload(NamedTuple):
 def open_workload(
     config: RunConfig, plan: Plan, file: Path | None = None, *, with_values: bool = True, trains: bool = True
 ) -> Workload:
-    """The model, the data and the objective of a run; `with_values` as in `build_model`.
+    """Returns the model, the data and the objective of a run; `with_values` as in `build_model`.
 
     Args:
         file: what training never changes, if it was written; else the model's function is taken at its word.
@@ -255,7 +255,7 @@ def _check_planned_data(config: RunConfig, plan: Plan, data: DataSet) -> None:
 
 
 def open_dense(config: RunConfig, plan: Plan) -> Objective:
-    """The objective of a model with sparse layers as it is without them: with all its variables."""
+    """Returns the objective of a model with sparse layers as it is without them: with all its variables."""
     dense = replace(config, placement=replace(config.placement, sparse=[], growing={}))
     return open_workload(dense, plan, trains=False).objective
 
@@ -269,18 +269,18 @@ def open_objective(
     size: int | None = None,
     frozen: Collection[str] = (),
 ) -> Objective:
-    """The loss and the metrics that the config, the user's file or the model names; see `make_objective`."""
+    """Returns the loss and the metrics that the config, the user's file or the model names; see `make_objective`."""
     functions = user.definitions(user_file) if user_file else {}
     return make_objective(model, data.spec, wanted, functions=functions, size=size, frozen=frozen)
 
 
 def parameters_of(model: keras.Model, precision: str, frozen: Collection[str] = ()) -> list[Parameter]:
-    """The parameters of a model, without its frozen weights, and those of its training."""
+    """Returns the parameters of a model, without its frozen weights, and those of its training."""
     return [*step.parameters_of(model, frozen), *([loss_scale.PARAMETER] if precision == dtype_policy.SCALED else [])]
 
 
 def initial_values(model: keras.Model, precision: str, frozen: Collection[str] = ()) -> dict[str, Any]:
-    """The initial values of `parameters_of`, by path."""
+    """Returns the initial values of `parameters_of`, by path."""
     own = (
         {loss_scale.PARAMETER.path: np.array(loss_scale.FIRST, np.float32)} if precision == dtype_policy.SCALED else {}
     )

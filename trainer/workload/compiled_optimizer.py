@@ -59,7 +59,7 @@ def noted() -> Iterator[None]:
 
 
 def read(model: keras.Model) -> CompiledOptimizer | None:
-    """The optimizer that a model was compiled with; none, where `compile` names none."""
+    """Returns the optimizer that a model was compiled with; none, where `compile` names none."""
     optimizer, scale = getattr(model, "optimizer", None), None  # a class that compiles in its own way loads without
     if not model.compiled or optimizer is None or not getattr(model, "_names_optimizer", True):
         return None
@@ -176,7 +176,7 @@ def _scheduled(rate: Any, peak: Any, name: str, keys: Mapping[str, Any]) -> dict
 
 
 def _plain(value: Any) -> Any:
-    """A number as it was written: variables and tensors have the nearest float32."""
+    """Returns a number as it was written: variables and tensors have the nearest float32."""
     if value is None or isinstance(value, bool | int | float):
         return value
     return float(str(np.float32(np.asarray(value))))

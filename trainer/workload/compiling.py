@@ -172,7 +172,7 @@ def _is_loss(function: Any, model: keras.Model) -> bool:
 
 
 def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
-    """The weight of each class; none, if no class has one."""
+    """Returns the weight of each class; none, if no class has one."""
     if not named:
         return ()
     if not isinstance(spec.labels, ArraySpec):
@@ -261,7 +261,7 @@ def _map_metrics(function: Callable[[Any], Any], metrics: Any, *, is_of_output: 
 
 
 def _names(nest: Any) -> str:
-    """A nest of losses or metrics for people."""
+    """Returns a nest of losses or metrics for people."""
     if isinstance(nest, Mapping):
         return ", ".join(name if _is_options(one) else f"{name}: {_names(one)}" for name, one in nest.items())
     if isinstance(nest, Sequence) and not isinstance(nest, str):

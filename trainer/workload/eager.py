@@ -51,7 +51,7 @@ class EagerTable:
         self._keys, self._values = keys[order], values.reshape(len(keys), *self._default.shape)[order]
 
     def lookup(self, keys: Any) -> Any:
-        """The value of each key, or the default."""
+        """Returns the value of each key, or the default."""
         if isinstance(keys, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.lookup, keys)
         if isinstance(keys, tf.SparseTensor):
@@ -77,7 +77,7 @@ COMPARISONS = {"__eq__": gen_math_ops.equal, "__ne__": gen_math_ops.not_equal}
 
 
 def _by_element(compare: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator that compares the tensors of functions by element, as TensorFlow's does in eager mode."""
+    """Returns an operator that compares the tensors of functions by element, as TensorFlow's does in eager mode."""
 
     def operator(tensor: Any, other: Any) -> Any:
         graph = None if isinstance(tensor, tf.__internal__.EagerTensor) else tensor.graph

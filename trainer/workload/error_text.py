@@ -14,7 +14,7 @@ ARGUMENTS = re.compile(r"^\s*Arguments received by .*", re.MULTILINE | re.DOTALL
 
 
 def one_paragraph(error: BaseException) -> str:
-    """The type and the text of an error, without where Keras met it and with what."""
+    """Returns the type and the text of an error, without where Keras met it and with what."""
     words = words_of(error)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
@@ -25,6 +25,6 @@ def words_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The type and the first line of an error."""
+    """Returns the type and the first line of an error."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -52,7 +52,7 @@ def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
 
 
 def find(objective: Objective, spec: Spec) -> list[str]:
-    """The non-trainable variables that a step in training leaves as they are; the step is traced, not computed.
+    """Returns the non-trainable variables that a step in training leaves as they are; the step is traced, not computed.
 
     Raises:
         ValueError: if it gives a trainable variable another value, or changes integers that float32 does not have.
@@ -100,7 +100,7 @@ def _check_exact(state: Mapping[str, keras.Variable]) -> None:
 
 
 def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarray]:
-    """The values of the variables of these paths, in the model's order."""
+    """Returns the values of the variables of these paths, in the model's order."""
     return {path: np.asarray(v.numpy()) for path, v in Paths(model).named(model.variables).items() if path in paths}
 
 

@@ -27,7 +27,7 @@ BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")  # Keras chooses one of se
 
 
 def make_loss(name: Any, options: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
-    """A loss by its name in keras.losses (mean_squared_error or MeanSquaredError) or in the user's file.
+    """Returns a loss by its name in keras.losses (mean_squared_error or MeanSquaredError) or in the user's file.
 
     Args:
         options: its keyword arguments.
@@ -72,7 +72,7 @@ def _taken(name: str, options: Mapping[str, Any], functions: Mapping[str, Any]) 
 
 
 def make_metric(given: Any, functions: Mapping[str, Any]) -> Any:
-    """A metric by its name in keras.metrics or in the user's file, or by {name: options}.
+    """Returns a metric by its name in keras.metrics or in the user's file, or by {name: options}.
 
     Raises:
         ValueError: if it is neither, the name is unknown, or it does not take these options.
@@ -116,7 +116,7 @@ def _make(kind: type, options: Mapping[str, Any], key: str) -> Any:
 
 
 def _find(module: Any, name: str, base: type) -> Any:
-    """A class of a Keras module by its own name, in snake_case, or by an alias."""
+    """Returns a class of a Keras module by its own name, in snake_case, or by an alias."""
     plain = ALIASES.get(name, name).replace("_", "").lower()
     return next((kind for own, kind in vars(module).items() if own.lower() == plain and _is_kind(kind, base)), None)
 

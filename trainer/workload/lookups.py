@@ -69,7 +69,7 @@ def building(patterns: Sequence[SparsePattern]) -> Iterator[None]:
 
 
 def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...]:
-    """The tables of a model's sparse layers.
+    """Returns the tables of a model's sparse layers.
 
     Args:
         lookups: of a batch whose size is not known, as `recorded` returns them.

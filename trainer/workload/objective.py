@@ -89,7 +89,7 @@ class Objective:
         self.mixing: tuple[str, ...] = ()  # what computes an example with others of its batch
 
     def model_to_save(self, optimizer: keras.optimizers.Optimizer) -> keras.Model:
-        """The model; Keras would save a loss with it, and only one that its author chose can be loaded again.
+        """Returns the model; Keras would save a loss with it, and only one that its author chose can be loaded again.
 
         Args:
             optimizer: what trained it, to be saved with the loss.
@@ -187,7 +187,7 @@ class Objective:
         return nullcontext() if self.compiled_loss is None else counting.during(self.compiled_loss)
 
     def results(self, sums: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The metrics by name, from the sums [size] of what batches added to their variables."""
+        """Returns the metrics by name, from the sums [size] of what batches added to their variables."""
         values = [(v, tf.zeros(v.shape, v.dtype)) for v in self.model._loss_tracker.variables] + self._values(sums)
         with keras.StatelessScope(state_mapping=values):
             named = self.model.get_metrics_result() if values else {}
@@ -326,7 +326,7 @@ def _weighted_by_class(
 
 
 def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Tensor:
-    """A user's loss [N] or []; one that takes no weights is weighted by them afterwards.
+    """Returns a user's loss [N] or []; one that takes no weights is weighted by them afterwards.
 
     Raises:
         ValueError: if it returned something else, or weights have no effect on it.
@@ -368,7 +368,7 @@ def _weighted(losses: tf.Tensor, weights: Nest) -> tf.Tensor:
 
 
 def _one_each(losses: tf.Tensor, outputs: Nest) -> tf.Tensor:
-    """The losses, unless labels and outputs of different shapes have been combined, each with every other.
+    """Returns the losses, unless labels and outputs of different shapes have been combined, each with every other.
 
     Raises:
         ValueError: for losses [N, N] of outputs that are not.

@@ -96,7 +96,7 @@ def is_doubtful(use: Use) -> bool:
 
 
 def contradiction(use: Use, first: tf.Tensor) -> Mismatch | None:
-    """What is wrong with doubtful outputs, if other weights do not change what they look like.
+    """Returns what is wrong with doubtful outputs, if other weights do not change what they look like.
 
     Args:
         use: with the outputs of other weights.
@@ -146,13 +146,13 @@ def _is_binary(use: Use) -> bool:
 
 
 def function_of(loss: keras.losses.Loss) -> Any:
-    """The function of keras.losses that a loss computes, whether it was given by a name or as an object."""
+    """Returns the function of keras.losses that a loss computes, whether it was given by a name or as an object."""
     function = getattr(loss, "fn", None)
     return function if getattr(function, "__module__", "").startswith("keras.") else None
 
 
 def option_of(loss: keras.losses.Loss, name: str) -> Any:
-    """What an option of a loss of Keras is set to; None if it has no such option."""
+    """Returns what an option of a loss of Keras is set to; None if it has no such option."""
     function = function_of(loss)
     parameter = inspect.signature(function).parameters.get(name) if function is not None else None
     return None if parameter is None else getattr(loss, "_fn_kwargs", {}).get(name, parameter.default)

@@ -173,7 +173,7 @@ def _calls_python(function: Any) -> bool:
 
 
 def _named(returned: Nest, objective: Objective, classes: Sequence[str]) -> dict[str, tuple[tf.Tensor, str]]:
-    """Each output by name, with what it is; those whose loss takes logits become probabilities."""
+    """Returns each output by name, with what it is; those whose loss takes logits become probabilities."""
     found: dict[str, tuple[tf.Tensor, str]] = {}
     names = output_names(objective.model, returned)
     for place, logits in leaves_of(returned):
@@ -212,7 +212,7 @@ def _loss_of(objective: Objective, place: str, name: str) -> keras.losses.Loss |
 
 
 def _activation(loss: keras.losses.Loss | None) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """What makes probabilities of the logits that a loss takes; None if it takes no logits."""
+    """Returns what makes probabilities of the logits that a loss takes; None if it takes no logits."""
     if loss is None or not option_of(loss, LOGITS):
         return None
     function = function_of(loss)

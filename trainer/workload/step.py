@@ -52,18 +52,18 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
 
 
 def batch_of(model: keras.Model) -> int:
-    """The batch size that a model's inputs were made with; 0: none."""
+    """Returns the batch size that a model's inputs were made with; 0: none."""
     return max((one.shape[0] or 0 for one in getattr(model, "inputs", None) or ()), default=0)
 
 
 def layers_of(model: keras.Model) -> list[str]:
-    """The paths of a model's layers, nested ones included, in creation order; inputs have none."""
+    """Returns the paths of a model's layers, nested ones included, in creation order; inputs have none."""
     paths = Paths(model)
     return [paths[layer] for layer in model._flatten_layers(include_self=False) if layer.path]
 
 
 def initial_values(model: keras.Model, frozen: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """The current values of `parameters_of`, by path: arrays of float32."""
+    """Returns the current values of `parameters_of`, by path: arrays of float32."""
     variables = Paths(model).named(model.variables)
     return {path: np.asarray(v.numpy(), np.float32) for path, v in variables.items() if path not in frozen}
 
@@ -276,7 +276,7 @@ def lookups_of(objective: Objective, features: Nest) -> list[lookups.Lookup]:
 
 
 def tables_of(objective: Objective, spec: Spec) -> tuple[Table, ...]:
-    """The tables of a model's sparse layers, for examples that look like `spec`.
+    """Returns the tables of a model's sparse layers, for examples that look like `spec`.
 
     Raises:
         ValueError: if the number of ids that an example looks up is not fixed.
@@ -287,7 +287,7 @@ def tables_of(objective: Objective, spec: Spec) -> tuple[Table, ...]:
 
 
 def lookup_counts(objective: Objective, spec: Spec) -> dict[str, int]:
-    """How many ids an example looks up, by path of Embedding layer; 0: nobody knows."""
+    """Returns how many ids an example looks up, by path of Embedding layer; 0: nobody knows."""
     model, counts = objective.model, {}
 
     def count(features: Nest) -> None:

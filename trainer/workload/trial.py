@@ -138,7 +138,7 @@ def _try_labels(objective: Objective, data: DataSet, fault: LabelFault, count: i
 def _compute_checked(
     compute: Callable[..., tuple[tf.Tensor, tf.Tensor]], outputs: Nest, objective: Objective, batch: Batch, spec: Spec
 ) -> tf.Tensor:
-    """The sums of the metrics of a batch, if each loss takes the outputs that it is given."""
+    """Returns the sums of the metrics of a batch, if each loss takes the outputs that it is given."""
     classes = spec.classes if isinstance(spec.labels, ArraySpec) else 0
     first: list[Use] = []
 

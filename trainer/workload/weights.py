@@ -201,7 +201,7 @@ def _shapes(values: Mapping[str, Any]) -> Shapes:
 
 
 def _chain(names: Mapping[str, str], place: str) -> str:
-    """The name of the layer at a place, after those of the layers that it is in."""
+    """Returns the name of the layer at a place, after those of the layers that it is in."""
     parts = place.split("/")
     places = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return "/".join(names[one] for one in places if names.get(one))

@@ -146,7 +146,7 @@ class FaultInjector:
                 one.recover_secs = self._seen.now - one.at
 
     def recoveries(self) -> list[Recovery]:
-        """What acted, in that order."""
+        """Returns what acted, in that order."""
         return [fault.recovery() for fault in self._faults]
 
     @property
@@ -195,7 +195,7 @@ class FaultInjector:
 
 
 def _reached(seen: RunView) -> Progress:
-    """How far the workers are; a ps can be a step ahead of what all shards have."""
+    """Returns how far the workers are; a ps can be a step ahead of what all shards have."""
     pages = [page for name, page in _at_work(seen).items() if name.startswith("worker:")]
     return max(((page.generation, page.step) for page in pages), default=(0, 0))
 

@@ -77,7 +77,7 @@ class Links:
         return json.loads(self._process.stdout.readline())
 
     def environment(self, task: str) -> dict[str, str]:
-        """Where a task finds the peers to which its links lead."""
+        """Returns where a task finds the peers to which its links lead."""
         found: dict[str, dict[str, str]] = {}
         for ((source, target), kind), address in zip(self._proxied, self._addresses, strict=True):
             if source == task:

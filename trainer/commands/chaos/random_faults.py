@@ -34,7 +34,7 @@ NEEDS = {
 
 
 def links(crew: FaultTargets) -> list[tuple[str, str]]:
-    """All that may be cut."""
+    """Returns all that may be cut."""
     return [(worker, ps) for worker in crew.job("worker") for ps in crew.job("ps")]
 
 
@@ -52,7 +52,7 @@ def possible(kinds: Sequence[str], crew: FaultTargets, *, by_time: bool) -> tupl
 
 
 def draw(kind: str, random: Random, crew: FaultTargets, step: int) -> Fault:
-    """A random fault of a kind that the cluster can have."""
+    """Returns a random fault of a kind that the cluster can have."""
     (fault,) = parse(random.choice(KINDS[kind](crew)).format(step), crew)
     return fault
 

@@ -50,7 +50,7 @@ class FaultOutcome:
 
 
 def allowed_secs(fault: Fault, config: RunConfig) -> float:
-    """How long the run may take until it makes steps again."""
+    """Returns how long the run may take until it makes steps again."""
     heartbeat = config.timeouts.heartbeat_secs
     is_held = any(task in FaultTargets.of(config).holders for task in fault.tasks) and fault.link is None
     again = BOOT_SECS + config.restart.delay_secs + (LOAD_SECS if is_held else 0.0) + SLACK_SECS
@@ -71,7 +71,7 @@ def judge(
     *,
     finished: int = exit_codes.OK,
 ) -> list[str]:
-    """What is wrong with how a run went, in words; `finished` is the exit code of one that went well."""
+    """Returns what is wrong with how a run went, in words; `finished` is the exit code of one that went well."""
     if code != finished:
         return [f"it ended with {code}; see launcher.log"]
     acted = [m.fault for m in measured]
@@ -122,7 +122,7 @@ def _values_by_step(path: Path) -> dict[int, list[dict[str, float]]]:
 
 
 def rows(outcomes: Sequence[FaultOutcome], config: RunConfig) -> list[dict[str, Any]]:
-    """The table: a row for each kind, by the names of HEADINGS."""
+    """Returns the table: a row for each kind, by the names of HEADINGS."""
     kinds = dict.fromkeys(outcome.kind for outcome in outcomes)
     return [_row(kind, [outcome for outcome in outcomes if outcome.kind == kind], config) for kind in kinds]
 
@@ -144,7 +144,7 @@ def _row(kind: str, outcomes: Sequence[FaultOutcome], config: RunConfig) -> dict
 
 
 def line(outcome: FaultOutcome) -> str:
-    """A run on one line."""
+    """Returns a run on one line."""
     verdict = "finished" if outcome.is_identical is None else "identical"
     parts = [f"recovered in {m.recover_secs:.1f} s" for m in outcome.measured if m.recover_secs is not None]
     if lost := sum(m.steps_lost for m in outcome.measured):
@@ -153,13 +153,13 @@ def line(outcome: FaultOutcome) -> str:
 
 
 def fault_line(measured: Recovery) -> str:
-    """A fault of a long run, when it is over."""
+    """Returns a fault of a long run, when it is over."""
     lost = f", {count(measured.steps_lost, 'step')} lost" if measured.steps_lost else ""
     return f"{measured.fault}: recovered in {measured.recover_secs:.1f} s{lost}"
 
 
 def failures(outcomes: Sequence[FaultOutcome], folder: Path) -> list[str]:
-    """A line for each run that is not as promised: where it lies, and how to have it again."""
+    """Returns a line for each run that is not as promised: where it lies, and how to have it again."""
     return [
         f"{folder / outcome.name}: {'; '.join(outcome.problems)}; to repeat it: {outcome.repeat}"
         for outcome in outcomes

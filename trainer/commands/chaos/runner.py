@@ -140,7 +140,7 @@ class _ChaosRunner:
         return exit_codes.OK
 
     def _kinds(self) -> list[str]:
-        """The kinds of random faults; says which are left out."""
+        """Returns the kinds of random faults; says which are left out."""
         chaos = self._config.chaos
         can, left_out = random_faults.possible(chaos.kinds, self._crew, by_time=bool(chaos.minutes))
         for text in left_out:
@@ -148,7 +148,7 @@ class _ChaosRunner:
         return can
 
     def _broken_promises(self, name: str) -> list[str]:
-        """What `mode=check` finds wrong with a run."""
+        """Returns what `mode=check` finds wrong with a run."""
         claims = examine(RunDirectory(self._path / name))
         return [problem for claim in claims for problem in claim.problems]
 

@@ -93,12 +93,12 @@ class FaultTargets:
         return tuple(task for task in self.tasks if task.startswith(f"{name}:"))
 
     def named(self, target: str) -> tuple[str, ...]:
-        """The tasks that a word means; none for one that means nothing here."""
+        """Returns the tasks that a word means; none for one that means nothing here."""
         known = {"chief": (CHIEF,), "all": self.tasks} | {task: (task,) for task in self.tasks}
         return known.get(target) or self.job(target)
 
     def places(self, task: str) -> tuple[str, ...]:
-        """The failpoints that a task can come to."""
+        """Returns the failpoints that a task can come to."""
         worker = ("step", "push") if self.is_sharded else ("step",)
         host = ("take", "apply", "token")
         chief = ("save-data", "save-manifest", "rename", *(("generation", "load") if self.is_sharded else ()))
@@ -128,7 +128,7 @@ def parse(text: str, crew: FaultTargets) -> list[Fault]:
 
 
 def typed(schedule: str) -> str:
-    """The schedule as an override, to paste into a shell."""
+    """Returns the schedule as an override, to paste into a shell."""
     return f"""'{KEY}="{schedule}"'"""
 
 
@@ -174,7 +174,7 @@ def _no_target(text: str, target: str, crew: FaultTargets, *, is_link: bool) -> 
 
 
 def _never(fault: Fault, crew: FaultTargets) -> Problem | None:
-    """Why a fault could never come, if so."""
+    """Returns why a fault could never come, if so."""
     if not 0 <= fault.step <= crew.steps:
         message = f"'{fault}' is after the last step; the run has train.steps={crew.steps}"
         return Problem(KEY, message, f"type a step from 0 to {crew.steps}, or train.steps={fault.step + 20}")

@@ -58,7 +58,7 @@ class RunRecord:
 
     @property
     def end(self) -> int:
-        """The global step that the run ended at."""
+        """Returns the global step that the run ended at."""
         steps = self.summary["steps"]
         return steps if type(steps) is int else 0
 
@@ -80,7 +80,7 @@ class RunRecord:
 
     @cached_property
     def begin(self) -> int:
-        """The global step that the last launch of the run began at."""
+        """Returns the global step that the last launch of the run began at."""
         launched_at = read_json(self.directory.generation).get("launched_at", 0)
         return next((step for generation, step in self.reloads.items() if generation > launched_at), 0)
 
@@ -119,7 +119,7 @@ def run(config: RunConfig, start: Start) -> int:
 
 
 def examine(directory: RunDirectory) -> list[Claim]:
-    """Every claim about the run in a directory that has its config and its plan."""
+    """Returns every claim about the run in a directory that has its config and its plan."""
     run = RunRecord(directory)
     ended = _ended(run)
     if ended.problems:
@@ -182,7 +182,7 @@ def _hosts(run: RunRecord) -> Claim:
 
 
 def _unrecorded(run: RunRecord) -> str | None:
-    """Why it is unknown what the tasks did at each step."""
+    """Returns why it is unknown what the tasks did at each step."""
     if not run.config.history.journal:
         return NOT_RECORDED
     missing = [task.name for task in run.plan.trainers if not run.journals[task.name]]

@@ -22,7 +22,7 @@ Counts = NDArray[np.int64]
 
 
 def expected_counts(seed: int, steps: int, batch_size: int, examples: int) -> Counts:
-    """How often the first `steps` steps use each example: [examples].
+    """Returns how often the first `steps` steps use each example: [examples].
 
     Whole epochs use each of them once. Those of a partial epoch come from trainer/workload/data/order.py, asked
     in another process because it needs TensorFlow.
@@ -37,7 +37,7 @@ def expected_counts(seed: int, steps: int, batch_size: int, examples: int) -> Co
 
 
 def check_counts(found: Path | Mapping[str, NDArray[Any]], expected: Counts) -> list[str]:
-    """What was missed or counted more than once, a sentence for each parameter and difference.
+    """Returns what was missed or counted more than once, a sentence for each parameter and difference.
 
     Args:
         found: the parameters of model=oracle by path, or the .npz file that holds them.

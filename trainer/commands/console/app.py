@@ -86,7 +86,7 @@ class Console:
         )
 
     def new(self, request: Request) -> Response:
-        """An empty form, or one filled with the config of another run."""
+        """Returns an empty form, or one filled with the config of another run."""
         values = form.from_run(request.query_params["from"], self.folder) if "from" in request.query_params else {}
         return self._form(form.read(values, self.folder, self.config))
 
@@ -121,7 +121,7 @@ class Console:
         return HTMLResponse(pages.log(self.folder, name, task, request.query_params))
 
     def live(self, request: Request) -> Response:
-        """An event for every change of a run, at most one every other second.
+        """Returns an event for every change of a run, at most one every other second.
 
         Ends if the run is not running, and the browser asks again later: it opens few connections to one server.
         """
@@ -146,7 +146,7 @@ class Console:
             await asyncio.sleep(LIVE_SECS)
 
     def file(self, request: Request) -> Response:
-        """A file as a download, or an HTML page, of which no script runs: a task may have written it."""
+        """Returns a file as a download, or an HTML page, of which no script runs: a task may have written it."""
         path = pages.file(self.folder, request.path_params["name"], request.path_params["file"])
         if path.suffix == ".html":
             return FileResponse(path, headers={"Content-Security-Policy": "sandbox allow-same-origin"})
@@ -191,7 +191,7 @@ async def _unreadable(request: Request, error: Exception) -> Response:
 
 
 def make_app(config: ConsoleConfig, folder: Path, *, token: str, port: int) -> Starlette:
-    """The console of a folder's runs, for the bearer of a token."""
+    """Returns the console of a folder's runs, for the bearer of a token."""
     return Starlette(
         routes=Console(Folder(folder.resolve()), config).routes(),
         middleware=[Middleware(Guard, token=token, port=port, host=config.host)],

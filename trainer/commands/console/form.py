@@ -51,7 +51,7 @@ class Field:
 
 
 def fields() -> list[Field]:
-    """The fields, in order."""
+    """Returns the fields, in order."""
     launches = [one.value for one, program in PROGRAMS.items() if program is None or shutil.which(program)]
     return [
         Field("name", "name", "name", "run", hint="lowercase letters, digits and -"),
@@ -133,7 +133,7 @@ def _cluster(given: Mapping[str, str]) -> list[str]:
 
 
 def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None:
-    """Why a line of overrides is not taken; it is read as Hydra does."""
+    """Returns why a line of overrides is not taken; it is read as Hydra does."""
     try:
         (parsed,) = OverridesParser.create().parse_overrides([line])
         key, value = parsed.key_or_group, parsed.value()
@@ -153,7 +153,7 @@ def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None
 
 
 def _outside(value: str, allowed: str | None, key: str) -> Problem | None:
-    """The problem of a path that leads outside of a folder, links followed."""
+    """Returns the problem of a path that leads outside of a folder, links followed."""
     if allowed is None:
         return Problem("user", "is not allowed here", f"start the console with {key}=FOLDER")
     try:
@@ -196,14 +196,14 @@ def _field_of(problem: Problem) -> str:
 
 
 def choose_directory(draft: Draft, folder: Folder) -> Path:
-    """A directory for a new run, which no other has."""
+    """Returns a directory for a new run, which no other has."""
     size = next(text.partition("=")[2] for text in draft.overrides if text.startswith("cluster="))
     started = time.strftime("%Y%m%d-%H%M%S")
     return folder.path / f"{draft.values['name']}-{size}-{started}-{secrets.token_hex(2)}"
 
 
 def from_run(name: str, folder: Folder) -> dict[str, str]:
-    """What the form is filled with to start from another run's config; empty if there is no such run."""
+    """Returns what the form is filled with to start from another run's config; empty if there is no such run."""
     try:
         config = RunDirectory(folder.run(name)).read_config()
     except UnknownRunError:

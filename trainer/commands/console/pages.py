@@ -57,7 +57,7 @@ class Folder:
     path: Path
 
     def run(self, name: str) -> Path:
-        """The directory of a run by its path from the folder.
+        """Returns the directory of a run by its path from the folder.
 
         Raises:
             UnknownRunError: if there is none, or a link leads out of the folder.
@@ -72,7 +72,7 @@ class Folder:
         raise UnknownRunError(name)
 
     def name(self, path: Path) -> str:
-        """The path of a run from the folder."""
+        """Returns the path of a run from the folder."""
         return str(path.relative_to(self.path))
 
     def is_running(self, name: str) -> bool:
@@ -103,7 +103,7 @@ def _has_links(path: Path) -> bool:
 
 
 def index(folder: Folder, query: Mapping[str, str], *, can_post: bool) -> str:
-    """The table of runs: filtered, sorted, the newest first, a page at a time."""
+    """Returns the table of runs: filtered, sorted, the newest first, a page at a time."""
     order = query.get("sort") if query.get("sort") in RunOrder.__members__ else RunOrder.started.value
     order = RunOrder.started.value if order == RunOrder.disk.value or order is None else order
     listed = [(name, runs.read(path)) for name, path in folder.runs()]
@@ -167,12 +167,12 @@ def _is_number(value: Any) -> bool:
 
 
 def run_url(name: str) -> str:
-    """The address of a run's page."""
+    """Returns the address of a run's page."""
     return f"/runs/{quote(name)}"
 
 
 def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: str = "") -> str:
-    """The page of a run: its report, live, with its buttons and logs.
+    """Returns the page of a run: its report, live, with its buttons and logs.
 
     Args:
         can_post: whether the run may be stopped, saved and continued.
@@ -201,7 +201,7 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
 
 
 def _checkpoints(path: Path) -> list[dict[str, Any]]:
-    """The checkpoints of a run, the last first, and its best: the step, when each was saved, its files."""
+    """Returns the checkpoints of a run, the last first, and its best: the step, when each was saved, its files."""
     directory = RunDirectory(path)
     found = [("", one) for one in reversed(checkpoint.finished(directory.checkpoints))]
     found += [("best", one) for one in checkpoint.finished(directory.best)]
@@ -230,7 +230,7 @@ def _starting(folder: Folder, name: str) -> str | None:
 
 
 def new(draft: Any, fields: Sequence[Any]) -> str:
-    """The form that starts a run, with what is wrong with what was typed, and its plan."""
+    """Returns the form that starts a run, with what is wrong with what was typed, and its plan."""
     command = shell.joined(["python", "-m", "trainer", *draft.overrides])
     values = {"plan": None, "draft": draft, "fields": fields, "command": command}
     if draft.plan is not None:
@@ -240,12 +240,12 @@ def new(draft: Any, fields: Sequence[Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _changed(path: Path, modified_ns: int) -> list[tuple[str, str, str]]:
-    """What a config differs from the defaults in; composing them takes a tenth of a second."""
+    """Returns what a config differs from the defaults in; composing them takes a tenth of a second."""
     return settings.changed(RunDirectory(path).read_config())
 
 
 def file(folder: Folder, name: str, path: str) -> Path:
-    """A file of a run that may be downloaded.
+    """Returns a file of a run that may be downloaded.
 
     Raises:
         UnknownRunError: if there is none, or it is another one.
@@ -262,7 +262,7 @@ def file(folder: Folder, name: str, path: str) -> Path:
 
 
 def version(folder: Folder, name: str) -> str:
-    """What changes whenever the page of a run does."""
+    """Returns what changes whenever the page of a run does."""
     directory = RunDirectory(folder.run(name))
     seen = (directory.status, directory.history, directory.summary, directory.lock, directory.event_log)
     return " ".join(map(_modified, seen))
@@ -284,7 +284,7 @@ class ShownLog:
 
 
 def log(folder: Folder, name: str, task: str, query: Mapping[str, str]) -> str:
-    """The page of a task's log: its end, the lines with a text, or its first failure.
+    """Returns the page of a task's log: its end, the lines with a text, or its first failure.
 
     Raises:
         UnknownRunError: if the run has no such task.
@@ -334,13 +334,13 @@ def _numbered(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _search(file: Path, text: str) -> ShownLog:
-    """The last lines that have a text, in capitals or not."""
+    """Returns the last lines that have a text, in capitals or not."""
     matching = deque((line for line in _numbered(file) if text.lower() in line[1].lower()), maxlen=MAX_MATCHES + 1)
     return ShownLog(list(matching)[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
 
 
 def _first_failure(file: Path) -> ShownLog | None:
-    """The first line of a failure, with what is around it."""
+    """Returns the first line of a failure, with what is around it."""
     lines, before = _numbered(file), deque[tuple[int, str]](maxlen=LINES_BEFORE)
     for number, line in lines:
         if BAD.search(line):

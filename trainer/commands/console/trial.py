@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _forbidden(config: RunConfig, user_folder: str | None) -> Iterator[Problem]:
-    """What a config must not say, however its overrides were written."""
+    """Yields what a config must not say, however its overrides were written."""
     usual = RunConfig()
     for name in FIXED:
         if getattr(config, name) != getattr(usual, name):

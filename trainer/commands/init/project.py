@@ -71,5 +71,5 @@ def _files(title: str) -> Iterator[tuple[str, str]]:
 
 
 def _run_name(title: str) -> str:
-    """A folder's name as the prefix of run directories: a-z, 0-9 and -."""
+    """Returns a folder's name as the prefix of run directories: a-z, 0-9 and -."""
     return re.sub(r"[^a-z0-9-]+", "-", title.lower()).strip("-")[:63] or "run"

@@ -56,7 +56,7 @@ def show(directory: RunDirectory, *, as_json: bool) -> None:
 
 
 def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
-    """What is to say of a run, a line each."""
+    """Yields what is to say of a run, a line each."""
     state = facts.state if facts.phase == facts.state else f"{facts.state}, {facts.phase}"
     yield f"{shown(Path(facts.path))}: {state}, step {facts.step} of {facts.steps}"
     if facts.failed:

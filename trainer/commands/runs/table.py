@@ -45,7 +45,7 @@ def run(config: RunConfig, start: Start) -> int:
 
 
 def select(config: RunsConfig) -> list[tuple[RunFacts, int]]:
-    """The runs that the config asks for, in its order, each with the bytes that it takes on disk."""
+    """Returns the runs that the config asks for, in its order, each with the bytes that it takes on disk."""
     paths = [path for path in runs.find(Path(config.folder)) if fnmatch.fnmatchcase(path.name, config.name)]
     facts = [runs.read(path) for path in paths]
     if config.state is not None:

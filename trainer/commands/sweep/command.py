@@ -32,7 +32,7 @@ MOST_CHECKED = 100  # configs
 
 
 def check(config: RunConfig) -> list[Problem]:
-    """What is wrong with a sweep; each value is tried in a config, with the first values of the other keys."""
+    """Returns what is wrong with a sweep; each value is tried in a config, with the first values of the other keys."""
     if not config.sweep.space:
         remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
         return [Problem("sweep.space", "mode=sweep needs keys with values", remedy)]
@@ -109,7 +109,7 @@ def _run_grid(config: RunConfig, settings: SweepSettings, found: Space) -> int:
 
 
 def _common() -> list[str]:
-    """The overrides and flags of this command that all trials have."""
+    """Returns the overrides and flags of this command that all trials have."""
     given = arguments.sort(typed()).overrides
     mode = [] if f"mode={Mode.sweep.value}" in given else [f"mode={Mode.train.value}"]  # else a file says it
     return [*(word for word in given if not word.startswith(OWN)), *mode, *_flags()]
@@ -130,14 +130,14 @@ def _folder(config: RunConfig) -> Path:
 
 
 def _corners(found: Space) -> Iterator[Values]:
-    """The first values, and each other value beside the first of the other keys."""
+    """Yields the first values, and each other value beside the first of the other keys."""
     choices = {key: one.ends() if isinstance(one, Range) else one for key, one in found.items()}
     first = {key: values[0] for key, values in choices.items()}
     yield from islice((first | {key: value} for key, values in choices.items() for value in values), MOST_CHECKED)
 
 
 def _problems_of(values: Values, machine: Machine) -> list[Problem]:
-    """What is wrong with the config of a trial with these values; `machine` is as a trial sees it."""
+    """Returns what is wrong with the config of a trial with these values; `machine` is as a trial sees it."""
     try:
         given = arguments.sort(typed())
         own = [word for word in given.overrides if not word.startswith(OWN)]

@@ -70,7 +70,7 @@ def run(sweep: Sweep, shares: Sequence[TrialShare], suggest: Suggest | None = No
 
 
 def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
-    """The overrides of a trial."""
+    """Returns the overrides of a trial."""
     own = [*sweep.settings.command, *overrides(trial.values), shell.override("run", str(sweep.run_of(trial)))]
     return own if steps == sweep.settings.steps else [*own, f"train.steps={steps}"]
 
@@ -129,7 +129,7 @@ class _TrialRunner:
                 time.sleep(POLL_SECS)
 
     def first(self, count: int, suggest: Suggest | None) -> Iterator[Trial]:
-        """All trials of the first round, in order; those that are not there are made.
+        """Yields all trials of the first round, in order; those that are not there are made.
 
         With N trials at the same time, trial n is drawn from the results of trials 0 to n - N, which have ended by
         then, and no others: what is drawn does not depend on which trial is faster.
@@ -218,7 +218,7 @@ def _take_score(trial: Trial, steps: int, summary: Mapping[str, Any], metric: st
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """What a run that failed printed last about it."""
+    """Returns what a run that failed printed last about it."""
     said = [line.strip() for line in lines if line.strip()]
     named = [line for line in said if line.startswith(("trainer: ", "failed"))]
     return (named[-1:] or said[-1:] or ["nothing was printed"])[0][:LONGEST]

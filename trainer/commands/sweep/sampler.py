@@ -25,7 +25,7 @@ class NoOptunaError(TrainerError):
 
 
 def suggest(space: Space, number: int, before: Sequence[Trial], *, is_lowest: bool, seed: int) -> Values:
-    """The values of a trial, by the tree-structured Parzen estimator, from the results of others before it."""
+    """Returns the values of a trial, by the tree-structured Parzen estimator, from the results of others before it."""
     optuna = _optuna()
     distributions = _distributions(optuna, space)
     sampler = optuna.samplers.TPESampler(seed=seed * 1_000_003 + number)
@@ -74,14 +74,14 @@ def _distributions(optuna: Any, space: Space) -> dict[str, Any]:
 
 
 def _value(one: Sequence[Any] | Range, drawn: Any) -> Any:
-    """A choice, or a number, rounded as a person would write it."""
+    """Returns a choice, or a number, rounded as a person would write it."""
     if not isinstance(one, Range):
         return one[drawn]
     return drawn if one.is_integer else min(max(float(f"{drawn:.{DIGITS}g}"), one.low), one.high)
 
 
 def _frozen(optuna: Any, trial: Trial, space: Space) -> Any:
-    """A trial as Optuna keeps it; without a score it has failed."""
+    """Returns a trial as Optuna keeps it; without a score it has failed."""
     has_score = not math.isnan(trial.score)
     own = trial.values
     return optuna.trial.create_trial(

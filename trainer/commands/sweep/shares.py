@@ -25,7 +25,7 @@ class TrialShare:
         return {} if self.gpus is None else {VISIBLE: ",".join(self.gpus) or "-1"}
 
     def prefix(self) -> list[str]:
-        """What a person types before a command for it to use this share."""
+        """Returns what a person types before a command for it to use this share."""
         environment = ["env", *(f"{name}={value}" for name, value in self.environment().items())] if self.gpus else []
         return [*environment, *(["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else [])]
 
@@ -61,7 +61,7 @@ def are_asked_for(asked: SweepConfig) -> bool:
 
 
 def machine_of(asked: SweepConfig, machine: Machine) -> Machine:
-    """The machine as a trial sees it."""
+    """Returns the machine as a trial sees it."""
     if not are_asked_for(asked):
         return machine
     cores = asked.cores_per_trial or max(1, machine.cores // asked.parallel)
@@ -69,7 +69,7 @@ def machine_of(asked: SweepConfig, machine: Machine) -> Machine:
 
 
 def check(config: RunConfig, machine: Machine) -> list[Problem]:
-    """What is wrong with the shares that a sweep asks for."""
+    """Returns what is wrong with the shares that a sweep asks for."""
     asked, key = config.sweep, _key(config.sweep)
     if key is None:
         return []
@@ -96,7 +96,7 @@ def check(config: RunConfig, machine: Machine) -> list[Problem]:
 
 
 def _key(asked: SweepConfig) -> str | None:
-    """The key that asks for shares; None if none does."""
+    """Returns the key that asks for shares; None if none does."""
     if asked.parallel > 1:
         return "sweep.parallel"
     given = {"sweep.cores_per_trial": asked.cores_per_trial, "sweep.gpus_per_trial": asked.gpus_per_trial}

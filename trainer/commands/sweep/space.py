@@ -35,7 +35,7 @@ Space = Mapping[str, Sequence[Any] | Range]
 
 
 def parse(given: Mapping[str, Any]) -> tuple[Space, list[Problem]]:
-    """The values of each key, and what is wrong with them."""
+    """Returns the values of each key, and what is wrong with them."""
     space: dict[str, Sequence[Any] | Range] = {}
     problems = []
     for key, value in given.items():
@@ -70,7 +70,7 @@ def _choices(value: Any) -> Sequence[Any] | Range:
 
 
 def grid(space: Space) -> Iterator[Values]:
-    """Every combination, where all keys have lists; the last key changes fastest."""
+    """Yields every combination, where all keys have lists; the last key changes fastest."""
     for values in itertools.product(*(list(one) for one in space.values() if isinstance(one, Sequence))):
         yield dict(zip(space, values, strict=True))
 
@@ -80,5 +80,5 @@ def is_grid(space: Space) -> bool:
 
 
 def overrides(values: Values) -> list[str]:
-    """The values as they are typed."""
+    """Returns the values as they are typed."""
     return [f"{key}={quoted(value) if isinstance(value, str) else keys.shown(value)}" for key, value in values.items()]

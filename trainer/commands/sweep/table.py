@@ -34,7 +34,7 @@ def shown(sweep: Sweep, running: Callable[[], Sequence[tuple[Trial, int]]]) -> I
 
 
 def line(sweep: Sweep, trial: Trial, steps: int) -> str:
-    """What came of a trial."""
+    """Returns what came of a trial."""
     metric = sweep.settings.metric
     reached = f"{metric} {trial.scores[steps]:.6g}" if steps in trial.scores else trial.state
     return f"{trial.name}  {' '.join(overrides(trial.values))}  step {trial.trained or steps}  {reached}"

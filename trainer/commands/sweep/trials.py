@@ -109,12 +109,12 @@ class Sweep:
         return self.path / trial.name
 
     def loss_of(self, trial: Trial, steps: int) -> float:
-        """The score after these steps, negated where the highest is the best; NaN if there is none."""
+        """Returns the score after these steps, negated where the highest is the best; NaN if there is none."""
         score = trial.scores.get(steps, math.nan)
         return score if self.settings.is_lowest else -score
 
     def ranked(self) -> list[Trial]:
-        """The trials, the best first: those that were trained longest, and of these by their score."""
+        """Returns the trials, the best first: those that were trained longest, and of these by their score."""
         scored = [one for one in self.trials if one.scores]
         best = sorted(scored, key=lambda one: (-one.steps, self.loss_of(one, one.steps), one.number))
         return [*best, *(one for one in self.trials if not one.scores)]
@@ -145,7 +145,7 @@ def rungs(steps: int, trials: int, factor: int | None) -> list[tuple[int, int]]:
 
 
 def survivors(sweep: Sweep, steps: int, count: int) -> Sequence[Trial]:
-    """The best of those that were trained for so many steps, in the order of their numbers."""
+    """Returns the best of those that were trained for so many steps, in the order of their numbers."""
     reached = [one for one in sweep.trials if steps in one.scores]
     best = sorted(reached, key=lambda one: (sweep.loss_of(one, steps), one.number))[:count]
     return sorted(best, key=lambda one: one.number)

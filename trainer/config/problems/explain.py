@@ -82,7 +82,7 @@ class Explainer:
         return self.result
 
     def overrides(self) -> Iterator[Override]:
-        """The overrides that can be read; under --multirun one for each value of a swept key."""
+        """Yields the overrides that can be read; under --multirun one for each value of a swept key."""
         for text in self.line.overrides:
             override = _parse(text)
             key, _, value = text.partition("=")
@@ -110,7 +110,7 @@ class Explainer:
         return self.loader.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
 
     def try_alone(self, override: Override) -> list[str]:
-        """The override, if Hydra takes it."""
+        """Returns the override, if Hydra takes it."""
         text = str(override.input_line)
         try:
             sources.compose(self.line, [text])
@@ -151,7 +151,7 @@ class Explainer:
         return isinstance(override.value(), str) and exists
 
     def no_such_choice(self, where: str, group: str, name: str) -> Problem:
-        """The problem of a choice that a group does not have, with those that it has."""
+        """Returns the problem of a choice that a group does not have, with those that it has."""
         options = self.loader.get_group_options(group)
         if group == "experiment" and name.endswith(".yaml"):
             return _no_such_file(name)
@@ -230,7 +230,7 @@ def in_own_words(where: str, error: BaseException) -> list[Problem]:
 
 
 def _no_such_file(name: str) -> Problem:
-    """The problem of an experiment whose file is not there, with the YAML files beside it."""
+    """Returns the problem of an experiment whose file is not there, with the YAML files beside it."""
     folder = Path(name).parent
     others = sorted(str(path) for path in folder.glob("*.yaml"))
     near = (*difflib.get_close_matches(name, others, n=1), *others)
@@ -267,7 +267,7 @@ def _unreadable(text: str) -> Problem:
 
 
 def meant(text: str) -> str | None:
-    """The probable meaning of an argument without `=`."""
+    """Returns the probable meaning of an argument without `=`."""
     if text in Mode.__members__:
         return f"mode={text}"
     if SIZE.fullmatch(text):

@@ -82,7 +82,7 @@ def _check_use(
 
 
 def _names_in(value: Any) -> Iterator[str]:
-    """The texts and keys of nested lists and mappings."""
+    """Yields the texts and keys of nested lists and mappings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -94,7 +94,7 @@ def _names_in(value: Any) -> Iterator[str]:
 
 
 def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Problem:
-    """The problem of an unknown choice of a group, with the available ones."""
+    """Returns the problem of an unknown choice of a group, with the available ones."""
     options = sorted(set(options))
     if not options:
         return Problem(where, f"unknown {group} '{name}'; none is available", f"leave {group} out")

@@ -17,7 +17,7 @@ from trainer.faults.problems import Problem
 
 
 def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Every key that a file sets, as (file:line key, key, value); nothing for a config that is no file."""
+    """Yields every key that a file sets, as (file:line key, key, value); nothing for a config that is no file."""
     loaded = loader.repository.load_config(str(default.config_path))
     file = sources.file_of(loaded, str(default.config_path)) if loaded else None
     if loaded is None or file is None or not isinstance(loaded.config, DictConfig):
@@ -33,7 +33,7 @@ def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[s
 
 
 def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Problem]:
-    """The problems, with the file and the line before each key whose value a file gives."""
+    """Returns the problems, with the file and the line before each key whose value a file gives."""
     typed = {text.lstrip("+~").partition("=")[0] for text in line.overrides}
     if not any(
         _is_setting(key) and key not in typed for key in (problem.key.partition("[")[0] for problem in problems)
@@ -44,7 +44,7 @@ def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Prob
 
 
 def given(line: sources.CommandLine, group: str) -> list[str]:
-    """The keys of a section that were typed, or that an experiment or a file of the user's sets.
+    """Returns the keys of a section that were typed, or that an experiment or a file of the user's sets.
 
     `name` is among them where one of these chooses a file of the group.
     """
@@ -86,7 +86,7 @@ def _choices(line: sources.CommandLine, loader: ConfigLoaderImpl) -> list[str]:
 
 
 def _in_files(line: sources.CommandLine, group: str) -> Iterator[str]:
-    """The same, of files that are not the shipped defaults."""
+    """Yields the same, of files that are not the shipped defaults."""
     loader, shipped = sources.loader(line), sources.conf_dir()
     for default in _files(loader, line.config_name, _choices(line, loader)):
         path = str(default.config_path)
@@ -127,7 +127,7 @@ def _places(line: sources.CommandLine) -> dict[str, str]:
 
 
 def _files(loader: ConfigLoaderImpl, config_name: str, choices: Sequence[str]) -> Sequence[ResultDefault]:
-    """The files that choices bring in; an invalid choice brings none."""
+    """Returns the files that choices bring in; an invalid choice brings none."""
     valid: list[str] = []
     files: Sequence[ResultDefault] = ()
     for tried in ([], *([choice] for choice in choices)):

@@ -87,7 +87,7 @@ def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem
 
 
 def _hint(group: str, choices: Mapping[str, Any], option: str) -> str:
-    """A placeholder for an option, with its comment in the shipped file."""
+    """Returns a placeholder for an option, with its comment in the shipped file."""
     path = sources.conf_dir() / group / f"{choices.get(group)}.yaml"
     place = yaml_files.line_of(path, f"options.{option}") if path.is_file() else None
     return f"VALUE ({place[1]})" if place and place[1] else "VALUE"

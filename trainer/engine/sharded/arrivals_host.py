@@ -178,7 +178,7 @@ class ArrivalsHost(ShardHost):
             return v1.placeholder_with_default(0, [])
 
     def _at(self, place: int) -> dict[tf.Tensor, int]:
-        """What to feed for a place; nothing where vectors travel in messages."""
+        """Returns what to feed for a place; nothing where vectors travel in messages."""
         return {self.place: place} if self.wire.is_per_worker else {}
 
     def _free_place(self) -> int:
@@ -219,7 +219,7 @@ class ArrivalsHost(ShardHost):
         self._handed = self.step  # tokens of this generation grow from the first one, which said: the state is loaded
 
     def apply_feeds(self) -> list[tf.Tensor]:
-        """What `apply` is fed besides the tag, the counts and the place."""
+        """Returns what `apply` is fed besides the tag, the counts and the place."""
         return []
 
     def next_arrival(self) -> tf.Tensor:

@@ -112,7 +112,7 @@ class ShardHost(ABC):
             finished.add(int(self.session.run(self._goodbye)))
 
     def missing(self) -> list[int]:
-        """The workers that the next update waits for; can be called from any thread."""
+        """Returns the workers that the next update waits for; can be called from any thread."""
         return []
 
     def run_update(self, run: Callable[..., Any], fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
@@ -132,7 +132,7 @@ class ShardHost(ABC):
         return tag_of(self.shared.flat.read_value(), self.shard)
 
     def hand_out_tokens(self) -> tf.Operation:
-        """A token of the shard's step for every worker."""
+        """Returns a token of the shard's step for every worker."""
         tag = self.tag()
         with tf.control_dependencies([op for worker in self.shared.tokens for op in self.give_rows(worker)]):
             tag = tf.identity(tag)
@@ -146,7 +146,7 @@ class ShardHost(ABC):
         return [] if self.rows is None else [self.shared.rows[worker].assign(self.rows.rows_for(worker))]
 
     def read_push(self, message: tf.Tensor, worker: int, *, counts: tf.Tensor | bool = True) -> tf.Tensor:
-        """The packed vector that a worker pushed; takes the rows behind it, if there are any.
+        """Returns the packed vector that a worker pushed; takes the rows behind it, if there are any.
 
         Args:
             counts: [] bool, whether the update has it.

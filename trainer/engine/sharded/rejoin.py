@@ -104,7 +104,7 @@ def is_other(ticket: tf.Tensor) -> Any:
 
 
 def _state(link: Link) -> list[list[tf.Tensor]]:
-    """The tags and metrics of a shard's vector, and of the one before it."""
+    """Returns the tags and metrics of a shard's vector, and of the one before it."""
     with tf.device(link.device):
         now = link.shared.flat.read_value()
         with tf.control_dependencies([now]):

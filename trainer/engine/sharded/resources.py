@@ -24,7 +24,7 @@ PUSH, STOP_PUSH, HOLD, JOIN = range(4)  # HOLD: the chief asks for a copy of the
 
 
 def tag_of(vector: tf.Tensor, shard: Shard) -> tf.Tensor:
-    """The generation and step of a shard's vector as one number that grows with both."""
+    """Returns the generation and step of a shard's vector as one number that grows with both."""
     generation, step = tf.unstack(tf.cast(packing.tags_of(vector, shard), tf.int64))
     return generation * packing.GENERATION_STRIDE + step
 
@@ -152,7 +152,7 @@ def share(
 
 
 def cut_message(message: tf.Tensor, wire: VectorWire, shard: Shard) -> tuple[tf.Tensor, tf.Tensor]:
-    """The vector in a message, and the rows of tables behind it."""
+    """Returns the vector in a message, and the rows of tables behind it."""
     (numbers,) = wire.shape(shard)
     return tf.ensure_shape(message[:numbers], [numbers]), message[numbers:]
 
@@ -198,6 +198,6 @@ class Link:
 
 
 def log_queue(shard: Shard, name: str) -> Any:
-    """A queue of arrivals on a shard's host."""
+    """Returns a queue of arrivals on a shard's host."""
     with tf.device(device_of(shard.host)):
         return v1.FIFOQueue(UNBOUNDED, [tf.int32], [[ARRIVAL]], shared_name=f"shard{shard.index}/{name}")

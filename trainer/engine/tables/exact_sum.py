@@ -28,7 +28,7 @@ def square_sums(rows: np.ndarray) -> np.ndarray:
 
 
 def total(sums: np.ndarray) -> np.float32:
-    """The sum of several `square_sums` [k, HALVES, POWERS], rounded."""
+    """Returns the sum of several `square_sums` [k, HALVES, POWERS], rounded."""
     high, low = (one.tolist() for one in sums.sum(axis=0))
     numbers = [(upper << LOW_BITS) + lower for upper, lower in zip(high, low, strict=True)]
     whole = sum(number << power for power, number in enumerate(numbers))

@@ -233,6 +233,6 @@ class GrowingMemory(BlockMemory):
         return np.searchsorted(self.block.first_places[1:], places, side="right")
 
     def _used(self, host: int) -> tuple[int, int]:
-        """The first row of a host, and the end of those that were ever taken."""
+        """Returns the first row of a host, and the end of those that were ever taken."""
         begin, _ = self._own(host)
         return begin, begin + int(self.arrays["used"][host])

@@ -220,7 +220,7 @@ class TableHost:
         return vectors
 
     def _take_up(self, number: int, places: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | slice]:
-        """The rows at places that an update changes, and which of them are to be trained."""
+        """Returns the rows at places that an update changes, and which of them are to be trained."""
         block = self.memory[number]
         if self._kept is None:
             return block.take_up(self._host, places, step, self._fills, lambda _: None)

@@ -18,7 +18,7 @@ POPULATE_READ = 22  # of madvise, since Linux 5.14
 
 
 def cut(buffer: Any, layout: TableLayout, offset: int = 0) -> list[BlockMemory]:
-    """The arrays in a buffer that has the layout from an offset on, by block."""
+    """Returns the arrays in a buffer that has the layout from an offset on, by block."""
     found: list[dict[str, np.ndarray]] = [{} for _ in layout.blocks]
     for region in layout.regions():
         count = region.nbytes // np.dtype(region.dtype).itemsize
@@ -36,7 +36,7 @@ def cut(buffer: Any, layout: TableLayout, offset: int = 0) -> list[BlockMemory]:
 
 
 def private(layout: TableLayout) -> list[BlockMemory]:
-    """The arrays in memory of this process; what is never written to takes none."""
+    """Returns the arrays in memory of this process; what is never written to takes none."""
     if not layout.blocks:
         return []
     memory = mmap.mmap(-1, layout.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -47,7 +47,7 @@ def private(layout: TableLayout) -> list[BlockMemory]:
 
 
 def mapped(path: str, layout: TableLayout, offset: int) -> list[BlockMemory]:
-    """The arrays in a file that others map too."""
+    """Returns the arrays in a file that others map too."""
     if not layout.blocks:
         return []
     with open(path, "r+b") as file:

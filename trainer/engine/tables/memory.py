@@ -63,7 +63,7 @@ class BlockMemory:
         self.arrays["pushed_cuts"][worker] = cuts_of(places, self.block)
 
     def pushed(self, worker: int, host: int) -> Pushed:
-        """What a worker has pushed to a host; views."""
+        """Returns what a worker has pushed to a host; views."""
         begin, end = self.arrays["pushed_cuts"][worker, host : host + 2]
         return self.arrays["pushed_places"][worker, begin:end], self.arrays["pushed_rows"][worker, begin:end]
 
@@ -84,7 +84,7 @@ class BlockMemory:
     def take_up(
         self, host: int, places: np.ndarray, step: int, fills: Mapping[str, float], on_evict: OnEvict
     ) -> tuple[np.ndarray, np.ndarray | slice]:
-        """The rows of places [n] that a host updates from a step: (of all, which of them are to be trained).
+        """Returns the rows of places [n] that a host updates from a step: (of all, which of them are to be trained).
 
         Args:
             fills: what slots begin with.
@@ -93,7 +93,7 @@ class BlockMemory:
         return places, slice(None)
 
     def places_at(self, rows: np.ndarray) -> np.ndarray:
-        """The places that rows [n] have."""
+        """Returns the places that rows [n] have."""
         return rows
 
     def changed_after(self, step: int, host: int | None = None) -> np.ndarray:
@@ -102,7 +102,7 @@ class BlockMemory:
         return begin + np.flatnonzero(self.updated[begin:end] > step)
 
     def saved_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """What a checkpoint has of rows [n] beside their values: [n, k] each."""
+        """Returns what a checkpoint has of rows [n] beside their values: [n, k] each."""
         return {name: np.take(values, rows, axis=0) for name, values in self.slots.items()}
 
     def put(self, at: np.ndarray, rows: np.ndarray, slots: Mapping[str, np.ndarray], step: int) -> None:
@@ -143,7 +143,7 @@ class BlockMemory:
                 self.rows[first + at : first + at + len(values)] = values
 
     def _own(self, host: int) -> tuple[int, int]:
-        """The first row of a host, and the end of its rows."""
+        """Returns the first row of a host, and the end of its rows."""
         return host * self.block.held, (host + 1) * self.block.held
 
 

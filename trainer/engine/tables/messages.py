@@ -72,7 +72,7 @@ class RowServer:
         return tf.numpy_function(take, [payload, counts], [])
 
     def pushed(self, worker: int) -> list[Pushed]:
-        """What `take` took last of a worker, by block."""
+        """Returns what `take` took last of a worker, by block."""
         return self._pushed[worker]
 
     def rows_for(self, worker: int) -> tf.Tensor:
@@ -161,7 +161,7 @@ class SentTables(Tables):
         return RowQuery(tag, questions, self._ask(READ, tag, questions))
 
     def first_payloads(self, session: Any, question: RowQuery, places: Places, tag: int) -> list[np.ndarray]:
-        """What each host would have sent with its token if a push had asked for these places.
+        """Returns what each host would have sent with its token if a push had asked for these places.
 
         Args:
             tag: of the step; NO_TAG: as rows are now.
@@ -180,7 +180,7 @@ class SentTables(Tables):
         return messages
 
     def changed(self, step: tf.Tensor) -> list[tf.Tensor]:
-        """What each host answers about all rows that changed after a step [] int64; `read_changed` reads it."""
+        """Returns what each host answers about all rows that changed after a step [] int64; `read_changed` reads it."""
         return self._ask(CHANGED, step, [tf.constant("")] * len(self._shards))
 
     def release(self) -> list[tf.Tensor]:
@@ -207,7 +207,7 @@ class SentTables(Tables):
         return found
 
     def _ask(self, what: int, tag: tf.Tensor, questions: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The answers [] string of all hosts; those to other tickets are dropped."""
+        """Returns the answers [] string of all hosts; those to other tickets are dropped."""
         ticket = tf.numpy_function(lambda: np.int64(secrets.randbelow(2**62)), [], tf.int64)
         ticket.set_shape([])
         answers = []
@@ -235,7 +235,7 @@ class SentTables(Tables):
         return [places[at : at + self._each] for at in range(0, len(places), self._each)]
 
     def _given(self, derived: Sequence[Derived], rows: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """What each lookup of each replica is given, from the rows of its distinct places by block."""
+        """Returns what each lookup of each replica is given, from the rows of its distinct places by block."""
         given = []
         for number, one in enumerate(derived):
             own = zip(rows[number * self._each :], one.blocks, self._payloads.blocks, strict=False)
@@ -253,14 +253,14 @@ class RowQuery(NamedTuple):
 
 
 def _asks(shard: Shard) -> Any:
-    """The questions to a host: worker, what, tag, ticket, places."""
+    """Returns the questions to a host: worker, what, tag, ticket, places."""
     with tf.device(device_of(shard.host)):
         kinds = [tf.int32, tf.int32, tf.int64, tf.int64, tf.string]
         return v1.FIFOQueue(UNBOUNDED, kinds, shared_name=f"shard{shard.index}/asks")
 
 
 def _answers(shard: Shard, worker: int) -> Any:
-    """The answers of a host to a worker: ticket, rows."""
+    """Returns the answers of a host to a worker: ticket, rows."""
     with tf.device(device_of(shard.host)):
         name = f"shard{shard.index}/answers{worker}"
         return v1.FIFOQueue(UNBOUNDED, [tf.int64, tf.string], [[], []], shared_name=name)

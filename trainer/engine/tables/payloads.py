@@ -44,7 +44,7 @@ class Mailboxes:
         return np.array([len(payload)], np.int32)
 
     def get(self, kind: int, worker: int, host: int, message: np.ndarray) -> np.ndarray:
-        """What a message is about; a view."""
+        """Returns what a message is about; a view."""
         (size,) = message if len(message) else (0,)  # a worker that joins pulls none
         return self._box(kind, worker, host)[:size]
 
@@ -68,15 +68,15 @@ class Payloads(NamedTuple):
         return cls(blocks, wire.dtype.as_numpy_dtype, wire is BFLOAT16, boxes)
 
     def exact(self) -> Payloads:
-        """The same as bytes, without rounding."""
+        """Returns the same as bytes, without rounding."""
         return Payloads(self.blocks, np.uint8, is_rounded=False)
 
     def send(self, kind: int, worker: int, host: int, payload: np.ndarray) -> np.ndarray:
-        """What to send behind a vector: the payload, or where it is."""
+        """Returns what to send behind a vector: the payload, or where it is."""
         return payload if self.boxes is None else self.boxes.put(kind, worker, host, payload)
 
     def receive(self, kind: int, worker: int, host: int, message: np.ndarray) -> np.ndarray:
-        """The payload that was sent."""
+        """Returns the payload that was sent."""
         return message if self.boxes is None else self.boxes.get(kind, worker, host, message)
 
     def write_push(self, pushed: Sequence[Pushed], asked: Places) -> list[np.ndarray]:
@@ -93,7 +93,7 @@ class Payloads(NamedTuple):
         ]
 
     def read_push(self, payload: np.ndarray) -> tuple[list[Pushed], Places]:
-        """What a host was sent: gradients of each block, and the places of its rows that are needed next."""
+        """Returns what a host was sent: gradients of each block, and the places of its rows that are needed next."""
         reader = _Reader(payload)
         replicas = int(reader.next(np.int64, 1)[0])
         pushed = []
@@ -104,7 +104,7 @@ class Payloads(NamedTuple):
         return pushed, [[self._read_places(reader, block) for block in self.blocks] for _ in range(replicas)]
 
     def write_rows(self, asked: Places, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """What a host sends: the rows [n, width] of each replica and block, with a checksum of their places."""
+        """Returns what a host sends: the rows [n, width] of each replica and block, with a checksum of their places."""
         all_places = [places for replica in asked for places in replica]
         parts = [(_checksum(places), self._rounded(one)) for places, one in zip(all_places, rows, strict=True)]
         return self._joined([one for pair in parts for one in pair])

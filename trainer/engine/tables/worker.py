@@ -22,13 +22,13 @@ class Tables(ABC):
 
     @abstractmethod
     def read(self, derived: Derived) -> list[tf.Tensor]:
-        """What each lookup is given outside of training: rows as they are."""
+        """Returns what each lookup is given outside of training: rows as they are."""
 
     @abstractmethod
     def rows_of_step(
         self, derived: Sequence[Derived], tag: tf.Tensor, payloads: Sequence[tf.Tensor]
     ) -> list[list[tf.Tensor]]:
-        """What each lookup of each replica is given in the step with this tag [] int64.
+        """Returns what each lookup of each replica is given in the step with this tag [] int64.
 
         Args:
             payloads: what each host has sent behind its vector, where rows are sent.
@@ -128,13 +128,13 @@ class TableWorker(Tables):
 def tensors_of(
     function: Callable[..., Sequence[Any]], inputs: Sequence[Any], kinds: Sequence[tf.DType]
 ) -> list[tf.Tensor]:
-    """What `tf.numpy_function` returns, as a list also where it is one."""
+    """Returns what `tf.numpy_function` returns, as a list also where it is one."""
     outputs = tf.numpy_function(function, inputs, kinds)
     found = outputs if isinstance(outputs, list) else [outputs]
     return [tf.ensure_shape(one, []) if one.dtype == tf.string else one for one in found]
 
 
 def by_block(flat: Sequence[np.ndarray], blocks: int) -> list[list[Pushed]]:
-    """What `_sums` lists, by block and replica."""
+    """Returns what `_sums` lists, by block and replica."""
     pairs = list(zip(flat[::2], flat[1::2], strict=True))
     return [pairs[number::blocks] for number in range(blocks)]

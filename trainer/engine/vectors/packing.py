@@ -46,7 +46,7 @@ def unpack(
 def pieces_of(
     shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """What a replica pushes to one shard, in pieces: those of the trainable region, and the rest; float32.
+    """Returns what a replica pushes to one shard, in pieces: those of the trainable region, and the rest; float32.
 
     Args:
         gradients, state: by path, whole; only the shard's own parts are read.
@@ -60,7 +60,7 @@ def pieces_of(
 
 
 def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
-    """The `pieces_of` a shard as one vector: [size]."""
+    """Returns the `pieces_of` a shard as one vector: [size]."""
     trainable, rest = pieces_of(shard, gradients, state, metrics, header)
     return tf.concat([*trainable, *rest], 0)
 
@@ -128,7 +128,7 @@ def to_slot(shard: Shard, name: str, values: Arrays | None, fill: float) -> np.n
 
 
 def join(pieces_and_flats: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict[str, np.ndarray]:
-    """The named arrays in flat vectors or slots; a whole one is a view.
+    """Returns the named arrays in flat vectors or slots; a whole one is a view.
 
     Args:
         pieces_and_flats: pieces with the vector that holds them; together they must have all parts of each parameter.
@@ -141,7 +141,7 @@ def join(pieces_and_flats: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict
 
 
 def from_flat(pieces: Sequence[Slice], flat: np.ndarray) -> dict[str, np.ndarray]:
-    """The named arrays in the one flat vector or slot that holds them all."""
+    """Returns the named arrays in the one flat vector or slot that holds them all."""
     return join([(pieces, flat)])
 
 
@@ -153,7 +153,7 @@ def _region(vector: tf.Tensor | TrainableAndRest, shard: Shard, offset: int, siz
 
 
 def _by_path(pieces_and_flats: Iterable[tuple[Sequence[Slice], Vector]]) -> dict[str, list[tuple[Slice, Vector]]]:
-    """The parts of every parameter in order, with the vectors that hold them."""
+    """Returns the parts of every parameter in order, with the vectors that hold them."""
     by_path: dict[str, list[tuple[Slice, Vector]]] = {}
     for pieces, flat in pieces_and_flats:
         for piece in pieces:
@@ -162,7 +162,7 @@ def _by_path(pieces_and_flats: Iterable[tuple[Sequence[Slice], Vector]]) -> dict
 
 
 def _restore(parts: Sequence[tuple[Slice, tf.Tensor]]) -> tf.Tensor:
-    """A parameter from its parts: one that is whole stays a view, without a concat."""
+    """Returns a parameter from its parts: one that is whole stays a view, without a concat."""
     cuts = [_cut(flat, piece) for piece, flat in parts]
     return tf.reshape(tf.concat(cuts, 0) if len(cuts) > 1 else cuts[0], parts[0][0].shape)
 

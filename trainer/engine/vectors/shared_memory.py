@@ -117,7 +117,7 @@ class MemoryWire(VectorWire):
         return self._shaped(tf.numpy_function(write, [place, *pieces, *computed_on], tf.float32), shard)
 
     def get_vector(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
-        """The vector that a message names, [size] float32, without a copy."""
+        """Returns the vector that a message names, [size] float32, without a copy."""
         read = self._read[shard.index]
 
         def find(place: np.ndarray) -> np.ndarray:

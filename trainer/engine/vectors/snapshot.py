@@ -68,7 +68,7 @@ class Snapshot:
         return cls(step, parameters, state, named, loss, sums, stop, int(reductions), int(bad))
 
     def to_flats(self, shard: Shard, fills: Mapping[str, float], *, generation: int) -> list[np.ndarray]:
-        """What a shard is loaded with: its vector, then its slots; `fills` has the first value of each slot."""
+        """Returns what a shard is loaded with: its vector, then its slots; `fills` has the first value of each slot."""
         flat = packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)
         for name in ("stop", "reductions"):
             flat[shard.metrics_offset + METRICS.index(name)] = getattr(self, name)

@@ -48,11 +48,11 @@ class VectorWire:
         return flat
 
     def unpack(self, vector: tf.Tensor, shard: Shard) -> TrainableAndRest:
-        """A packed vector in float32."""
+        """Returns a packed vector in float32."""
         return halves(vector, shard)
 
     def average(self, vectors: Sequence[tf.Tensor], shard: Shard, chosen: tf.Tensor | None) -> TrainableAndRest:
-        """The mean of packed vectors, in float32; see `mean_of`."""
+        """Returns the mean of packed vectors, in float32; see `mean_of`."""
         return halves(mean_of(vectors, chosen), shard)  # cut after the mean: else XLA folds its division into the rate
 
     def trainable_in(self, vector: np.ndarray, shard: Shard) -> np.ndarray:
@@ -97,15 +97,15 @@ class VectorWire:
         return True
 
     def announce(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
-        """The message that pushes the vector that `write_gradients` returned."""
+        """Returns the message that pushes the vector that `write_gradients` returned."""
         return vector
 
     def read_gradients(self, message: tf.Tensor, shard: Shard, worker: int) -> tf.Tensor:
-        """The packed vector that a worker pushed."""
+        """Returns the packed vector that a worker pushed."""
         return tf.identity(message)
 
     def feed(self, vectors: Sequence[np.ndarray], shards: Sequence[Shard]) -> Sequence[np.ndarray]:
-        """The messages to feed to a step that is to compute on packed vectors that were fetched."""
+        """Returns the messages to feed to a step that is to compute on packed vectors that were fetched."""
         return vectors
 
 

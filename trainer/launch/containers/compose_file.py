@@ -79,7 +79,7 @@ def _factor_out(services: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any],
 
 
 def _common(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The items that all mappings have."""
+    """Returns the items that all mappings have."""
     first, *others = mappings
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 

@@ -102,7 +102,7 @@ def explain(error: Exception, *, image: str = "") -> str:
 
 
 def _message(error: Exception) -> str:
-    """The text of an error without the wrapping of the libraries that it came through."""
+    """Returns the text of an error without the wrapping of the libraries that it came through."""
     explanation: Any = getattr(error, "explanation", None) or error
     text = " ".join(str(explanation).split())
     inner = re.findall(r"(?:PermissionError|FileNotFoundError|ConnectionRefusedError)\((\d+, '[^']*')\)", text)

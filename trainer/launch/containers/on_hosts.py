@@ -101,13 +101,13 @@ class Engines:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def connect(self, host: str) -> DockerEngine:
-        """A new connection to a host's engine; raises as `DockerEngine.connect` does."""
+        """Returns a new connection to a host's engine; raises as `DockerEngine.connect` does."""
         engine = DockerEngine.connect(self._command, self._there, self._folder, host)
         self._made.append(engine)
         return engine
 
     def machine(self) -> Machine:
-        """What the tasks share."""
+        """Returns what the tasks share."""
         with explain_errors():
             cores_of = {host: int(engine.client.info()["NCPU"]) for host, engine in self.by_host.items()}
         return replace(this_machine(), cores=min(cores_of.values()), cores_of=cores_of)
@@ -207,7 +207,7 @@ class ContainersOnHosts:
         return [item]
 
     def _lost(self, host: str, why: str) -> list[TaskEvent]:
-        """The ends of a host's tasks; its engine removes their containers when it is reached again."""
+        """Returns the ends of a host's tasks; its engine removes their containers when it is reached again."""
         engine = self._engines.by_host.pop(host)
         reason = engine.tunnel.last_words if not engine.tunnel.is_open else why
         engine.close()

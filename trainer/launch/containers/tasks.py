@@ -82,7 +82,7 @@ class ContainerTasks:
         self.sockets = Path(tempfile.mkdtemp(prefix="trainer-"))  # short: a socket's path has 107 bytes at most
 
     def control(self, task: str) -> str:
-        """Where the launcher reads a task's status page: it has no address on the tasks' network."""
+        """Returns where the launcher reads a task's status page: it has no address on the tasks' network."""
         return f"{UNIX}{self.sockets}/{self._specs[task].service}/page"
 
     def __enter__(self) -> ContainerTasks:
@@ -226,7 +226,7 @@ class ContainerTasks:
         }
 
     def _of_host(self, spec: ContainerSpec) -> dict[str, Any]:
-        """The network of the host, where the launcher reads the page at the task's address."""
+        """Returns the network of the host, where the launcher reads the page at the task's address."""
         environment = {**spec.environment, SUPERVISED: "1", LAUNCHER: ""}
         return {"environment": environment, "mounts": _mounts(spec), "network_mode": "host"}
 

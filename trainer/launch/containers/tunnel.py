@@ -54,7 +54,7 @@ class Tunnel:
 
     @property
     def last_words(self) -> str:
-        """What ssh said last, until this is closed."""
+        """Returns what ssh said last, until this is closed."""
         if self._stderr.closed:
             return ""
         size = os.fstat(self._stderr.fileno()).st_size

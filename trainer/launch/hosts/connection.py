@@ -63,7 +63,7 @@ class Connection:
                 self._unsent = self._unsent[os.write(self._input.fileno(), self._unsent) :]
 
     def read(self) -> list[TaskEvent] | None:
-        """The events that have arrived; None if the nursery, or the way to it, has ended."""
+        """Returns the events that have arrived; None if the nursery, or the way to it, has ended."""
         received = os.read(self.fileno(), 1 << 20)
         if not received:
             return None
@@ -78,7 +78,7 @@ class Connection:
         return [event for event in events if isinstance(event, TaskEvent)]
 
     def why_ended(self) -> str:
-        """What the command said, and how it ended."""
+        """Returns what the command said, and how it ended."""
         try:
             code = self._process.wait(CLOSE_SECS)
         except subprocess.TimeoutExpired:  # its output has ended, and so has its use
@@ -112,7 +112,7 @@ class Connection:
 
 
 def _command_line(order: NurseryOrder) -> str:
-    """What a shell on the host runs: the same Python in the same directory."""
+    """Returns what a shell on the host runs: the same Python in the same directory."""
     own = {name: value for name, value in os.environ.items() if CARRIED.fullmatch(name)}
     settings = [f"{name}={shlex.quote(value)}" for name, value in (own | for_tasks(os.environ) | REUSE_PORT).items()]
     nursery = [sys.executable, "-m", "trainer.launch.hosts.host_nursery", json.dumps(asdict(order))]

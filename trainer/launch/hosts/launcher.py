@@ -54,7 +54,7 @@ def connected(config: RunConfig, directory: RunDirectory) -> Iterator[HostTasks]
 
 
 def machine_of(config: RunConfig, tasks: HostTasks) -> Machine:
-    """What the tasks of several hosts share, once all have answered and have what the config asks of them.
+    """Returns what the tasks of several hosts share, once all have answered and have what the config asks of them.
 
     Raises:
         PeerError: if a host cannot be reached.

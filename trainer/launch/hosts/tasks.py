@@ -47,7 +47,7 @@ class HostTasks:
         self._selector.close()
 
     def hosts(self, deadline_secs: float) -> dict[str, HostFacts]:
-        """What every host says of itself, by name, as soon as all have answered.
+        """Returns what every host says of itself, by name, as soon as all have answered.
 
         Raises:
             PeerError: if one cannot be reached, or does not answer in time.
@@ -123,7 +123,7 @@ class HostTasks:
         return [one for one in self._connections.values() if now - one.heard_at > limits[one.serves]]
 
     def _translated(self, host: str, event: TaskEvent) -> TaskEvent:
-        """An event with a process id of ours: those of two hosts may be equal."""
+        """Returns an event with a process id of ours: those of two hosts may be equal."""
         name, there = event.name, event.pid
         if isinstance(event, Started):
             ours = len(self._places) + 1
@@ -135,7 +135,7 @@ class HostTasks:
         return replace(event, pid=ours)
 
     def _lost(self, connection: Connection, why: str = "") -> list[TaskEvent]:
-        """The ends of a host's tasks; the reason is what the command said, unless one is given."""
+        """Returns the ends of a host's tasks; the reason is what the command said, unless one is given."""
         host = connection.host
         self._selector.unregister(connection)
         del self._connections[host]

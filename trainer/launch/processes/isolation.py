@@ -27,7 +27,7 @@ USER_CODE = "the code of user= may need a network; security.isolate=always isola
 
 
 def why_not(config: RunConfig, pages: Path | None = None) -> str:
-    """Why the tasks of a run use this machine's network; empty if they get one of their own.
+    """Returns why the tasks of a run use this machine's network; empty if they get one of their own.
 
     Args:
         pages: folder for the sockets of their status pages, which is made.

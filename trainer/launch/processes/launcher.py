@@ -95,7 +95,7 @@ def _with_ports(plan: Plan, ports: HeldPorts) -> Plan:
 
 
 def _address_of(task: Task) -> str:
-    """Where a task listens: an evaluator, or a single process, only has a status page."""
+    """Returns where a task listens: an evaluator, or a single process, only has a status page."""
     return task.address or task.control
 
 

@@ -149,7 +149,7 @@ class ProcessTasks:
             self._is_isolated = True
 
     def isolated_pid(self) -> int:
-        """A process in the network of isolated tasks, which is there when this returns."""
+        """Returns a process in the network of isolated tasks, which is there when this returns."""
         while not self._isolated_pid:
             self._receive(None)
         return self._isolated_pid

@@ -103,7 +103,7 @@ def end(warm: Warm) -> bool:
 
 
 def code_version() -> str:
-    """A hash of the trainer's code and of the folders that hold its libraries."""
+    """Returns a hash of the trainer's code and of the folders that hold its libraries."""
     files = sorted(PACKAGE.rglob("*.py"))
     folders = [Path(entry) for entry in sys.path[1:]]
     return _hash([(str(path), path.stat().st_mtime_ns) for path in (*files, *folders) if path.exists()])
@@ -168,7 +168,7 @@ def is_ours(connection: socket.socket) -> bool:
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
-    """The pid and the user of the process at the other end."""
+    """Returns the pid and the user of the process at the other end."""
     pid, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, user
 

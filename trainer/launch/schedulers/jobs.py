@@ -18,7 +18,7 @@ from trainer.launch.schedulers.scheduled import ScheduledRun, ScheduledTask
 
 
 def objects(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
-    """All objects of the run, in the order in which they are to be made."""
+    """Returns all objects of the run, in the order in which they are to be made."""
     service: Object = {
         "apiVersion": "v1",
         "kind": "Service",

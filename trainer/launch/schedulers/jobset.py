@@ -25,7 +25,7 @@ RESTARTS_OF_ALL = 3
 
 
 def objects(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
-    """All objects of the run, in the order in which they are to be made."""
+    """Returns all objects of the run, in the order in which they are to be made."""
     queue = {QUEUE_LABEL: config.queue} if config.queue else {}
     jobs = [job for job in ("ps", "worker", "evaluator") if run.of_job(job)]
     jobset: Object = {
@@ -47,7 +47,7 @@ def objects(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
 
 
 def _replicated(run: ScheduledRun, job: str, config: KubernetesConfig) -> Object:
-    """A child job for each task of a job, of one pod each, so that one task is started again alone.
+    """Returns a child job for each task of a job, of one pod each, so that one task is started again alone.
 
     The children have the same pod, so the tasks of a job have the same port, that of the first. Kueue takes no more
     than a few kinds of pods in a JobSet.

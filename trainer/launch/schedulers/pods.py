@@ -27,7 +27,7 @@ Object = dict[str, Any]
 
 
 def template(run: ScheduledRun, task: ScheduledTask, environment: list[Object], config: KubernetesConfig) -> Object:
-    """The template of a task's pod, without what its controller adds."""
+    """Returns the template of a task's pod, without what its controller adds."""
     volumes: list[Object] = [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": f"{task.tmp_mib}Mi"}}]
     mounts: list[Object] = [{"name": "tmp", "mountPath": "/tmp"}]
     if task.writes:
@@ -89,7 +89,7 @@ def labels(run: ScheduledRun, task: ScheduledTask | None = None) -> Object:
 
 
 def job_spec(pod: Object) -> Object:
-    """The spec of a job that is one task.
+    """Returns the spec of a job that is one task.
 
     A task that leaves because another did, or that was evicted, has not failed; what would fail again is given up.
     """
@@ -126,7 +126,7 @@ def network_policy(run: ScheduledRun) -> Object:
 
 
 def user_code(run: ScheduledRun) -> list[Object]:
-    """The file of user=, for all tasks; none without one."""
+    """Returns the file of user=, for all tasks; none without one."""
     if run.user_file is None:
         return []
     path = Path(run.user_file)

@@ -80,7 +80,7 @@ def describe(config: RunConfig, plan: Plan, overrides: Sequence[str]) -> Schedul
 
 
 def name_of(config: RunConfig) -> str:
-    """A name that may be part of a host name."""
+    """Returns a name that may be part of a host name."""
     given = PurePath(config.run).name if config.run else f"{config.name}-{config.cluster.name}"
     return re.sub(r"[^a-z0-9-]+", "-", given.lower()).strip("-")[:LONGEST_NAME].strip("-") or "run"
 
@@ -119,5 +119,5 @@ def environment(run: ScheduledRun, task: ScheduledTask, addresses: Mapping[str, 
 
 
 def header(words: str, overrides: Sequence[str]) -> str:
-    """The first lines of a rendered file."""
+    """Returns the first lines of a rendered file."""
     return f"# {words}\n# Made by `python -m trainer {shell.joined(overrides)}`.\n"

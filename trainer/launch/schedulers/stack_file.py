@@ -13,7 +13,7 @@ ATTEMPTS = 10  # a task that leaves because another did counts too
 
 
 def render(run: ScheduledRun, folder: str) -> dict[str, Any]:
-    """The file's content.
+    """Returns the file's content.
 
     Args:
         folder: of all runs, which the hosts of the chief and of the evaluator share.

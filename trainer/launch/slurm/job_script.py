@@ -30,7 +30,7 @@ exit $code
 
 
 def render(config: RunConfig, command: Sequence[str], run: Path) -> str:
-    """The text of the script.
+    """Returns the text of the script.
 
     Args:
         command: of the launcher in the job.
@@ -62,7 +62,7 @@ def _options(config: RunConfig, run: Path) -> Iterator[str]:
 
 
 def limit(text: str) -> str:
-    """A time limit as sbatch takes it: 90m -> 01:30:00; what is of no such form stays."""
+    """Returns a time limit as sbatch takes it: 90m -> 01:30:00; what is of no such form stays."""
     parts = re.fullmatch(r"(\d+)([smhd])", text.strip())
     if parts is None:
         return text

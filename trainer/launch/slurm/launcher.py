@@ -71,7 +71,7 @@ def _submit(config: RunConfig, overrides: Sequence[str], run: Path) -> int:
 
 
 def _living_job(folder: Path) -> int | None:
-    """The job of this run that was submitted before, if it has not ended."""
+    """Returns the job of this run that was submitted before, if it has not ended."""
     try:
         job = int((folder / "job").read_text())
     except (OSError, ValueError):
@@ -133,7 +133,7 @@ def _expected_start(job: int) -> str:
 
 
 def _exit_code(job: int) -> int | None:
-    """What the job's launcher ended with; None if the job is queued again."""
+    """Returns what the job's launcher ended with; None if the job is queued again."""
     text = _slurm("scontrol", "show", "job", str(job))
     state, code = re.search(r"JobState=(\w+)", text), re.search(r"ExitCode=(\d+):(\d+)", text)
     if state is None or code is None:
@@ -151,7 +151,7 @@ def _exit_code(job: int) -> int | None:
 
 
 def _slurm(*words: str) -> str:
-    """The output of a command of Slurm."""
+    """Returns the output of a command of Slurm."""
     if shutil.which(words[0]) is None:
         raise SlurmError(f"{words[0]} not found; run this on a host that can submit Slurm jobs")
     try:

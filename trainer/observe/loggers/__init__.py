@@ -36,7 +36,7 @@ class Logger(Protocol):
 
 
 def make(name: str) -> Logger:
-    """The logger of that name.
+    """Returns the logger of that name.
 
     Raises:
         ImportError: if its package is not installed.

@@ -20,7 +20,7 @@ EXAMPLES = 3  # names in a sentence that is about many operations
 
 
 def differences(record: PlacementRecord, plan: Plan) -> list[str]:
-    """A sentence for each thing that ran elsewhere than planned, or not at all."""
+    """Returns a sentence for each thing that ran elsewhere than planned, or not at all."""
     of_replicas = [*_of_replicas(record, plan), *_of_missing(record, plan)] if record.run == STEP else []
     return [*_of_shards(record, plan), *of_replicas]
 
@@ -85,7 +85,7 @@ def _of_missing(record: PlacementRecord, plan: Plan) -> Iterator[str]:
 
 
 def _excuse(record: PlacementRecord, task: Task, planned: str, ran: str) -> str:
-    """The likely reason, if soft placement explains it: every operation has a kernel for the CPU."""
+    """Returns the likely reason, if soft placement explains it: every operation has a kernel for the CPU."""
     cpus = [record.where(task.name, f"/cpu:{index}") for index in range(task.cpus)]
     same_task = planned.rpartition("/")[0] == ran.rpartition("/")[0]
     if not (task.soft_placement and same_task and ran == cpus[0] and planned not in cpus):

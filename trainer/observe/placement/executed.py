@@ -138,7 +138,7 @@ def _computes(node: Any) -> bool:
 
 
 def _transfers(nodes: Iterable[Any]) -> Iterator[Transfer]:
-    """What was received, by link; a fetch or feed of the client has the same device at both ends."""
+    """Yields what was received, by link; a fetch or feed of the client has the same device at both ends."""
     links: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         if node.op in ("_Recv", "_HostRecv"):

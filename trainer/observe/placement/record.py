@@ -48,14 +48,14 @@ class PlacementRecord:
         return {name: self.scopes[scope] for name, scope in scope_of.items() if scope is not None}
 
     def where(self, task: str, device: str) -> str:
-        """A device as this record names it: a session without a cluster knows no tasks."""
+        """Returns a device as this record names it: a session without a cluster knows no tasks."""
         if task == self.task and not any(o.device.startswith("/job:") for o in self.operations):
             return short(device)
         job, _, index = task.partition(":")
         return short(device, f"/job:{job}/task:{index}")
 
     def to_json(self, plan: Plan) -> dict[str, Any]:
-        """Everything, with what follows from the plan, for readers without this program."""
+        """Returns everything, with what follows from the plan, for readers without this program."""
         devices = {d: [_operation_to_json(o) for o in operations] for d, operations in self.devices.items()}
         return {
             "task": self.task,
@@ -83,7 +83,7 @@ def make_record(
     scopes: Mapping[str, str] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> PlacementRecord:
-    """A task's record of one `Session.run`.
+    """Returns a task's record of one `Session.run`.
 
     Args:
         run: STEP or UPDATE.
@@ -98,7 +98,7 @@ def make_record(
 
 
 def replica_of(name: str) -> int | None:
-    """The replica that an operation belongs to, among all of the run."""
+    """Returns the replica that an operation belongs to, among all of the run."""
     match = re.search(r"(?:^|/)replica(\d+)(?:_\d+)?/", name)
     return int(match[1]) if match else None
 
@@ -120,7 +120,7 @@ def parameters(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
 
 
 def replicas(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
-    """Where each replica of this session ran: operations by device, forward and backward."""
+    """Returns where each replica of this session ran: operations by device, forward and backward."""
     own = group_by(replica_of, record.operations)
     return [
         {
@@ -135,7 +135,7 @@ def replicas(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
 
 
 def layers(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
-    """Where each layer with a scope ran: operations by device, over this session's replicas."""
+    """Returns where each layer with a scope ran: operations by device, over this session's replicas."""
     own = group_by(record.layer_of.get, record.operations)
     return [
         {
@@ -148,7 +148,7 @@ def layers(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
 
 
 def vectors(record: PlacementRecord, plan: Plan, shard: Shard) -> list[Operation]:
-    """The variables that hold a shard: its parameters, optimizer slots, and copies of both."""
+    """Returns the variables that hold a shard: its parameters, optimizer slots, and copies of both."""
     prefix = f"shard{shard.index}/"
     name = re.compile(rf"({prefix}){'?' if len(plan.shards) == 1 else ''}(held/)?(flat|slots/.+)")
     return [o for o in record.operations if o.type == "VarHandleOp" and name.fullmatch(o.name)]
@@ -160,7 +160,7 @@ def planned_replicas(plan: Plan) -> list[tuple[str, str]]:
 
 
 def pin_of(plan: Plan, path: str) -> str | None:
-    """The device of a layer, or of the nearest layer around it that has one."""
+    """Returns the device of a layer, or of the nearest layer around it that has one."""
     while path and path not in plan.layers:
         path = path.rpartition("/")[0]
     return plan.layers.get(path)

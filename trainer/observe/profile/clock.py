@@ -29,7 +29,7 @@ def estimate(asked_at: float, chief_at: float, answered_at: float) -> Offset:
 
 
 def best(offsets: Iterable[Offset]) -> Offset | None:
-    """The one with the least error."""
+    """Returns the one with the least error."""
     return min(offsets, key=lambda offset: offset.error_secs, default=None)
 
 

@@ -29,5 +29,5 @@ def merge(directory: RunDirectory) -> dict[str, Any]:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """The table, and where the trace is."""
+    """Returns the table, and where the trace is."""
     return f"{shares.describe(summary)}\n{summary['trace']}: open it in Perfetto, or in chrome://tracing"

@@ -14,7 +14,7 @@ WORKERS_NAMED = 3  # of those that came last
 
 
 def summarize(profile: Profile) -> dict[str, Any]:
-    """The profile's part of summary.json; fractions are of each row's time, see `fractions`."""
+    """Returns the profile's part of summary.json; fractions are of each row's time, see `fractions`."""
     numbers: Counter[tuple[str, str]] = Counter()  # by task and row, of all its attempts
     for attempt in profile.attempts:
         numbers.update({(attempt.task, row): len(_counted(steps)) for row, steps in attempt.rows.items()})
@@ -79,18 +79,18 @@ def came_last(attempts: Iterable[AttemptTrace]) -> dict[str, dict[str, float]]:
 
 
 def _first_host(attempts: Iterable[AttemptTrace]) -> list[AttemptTrace]:
-    """The attempts of the task that hosts the first shard: shards are assigned in the order of their hosts."""
+    """Returns the attempts of the task that hosts the first shard: shards are assigned in the order of their hosts."""
     hosts = [attempt for attempt in attempts if SHARD in attempt.rows]
     return [attempt for attempt in hosts if attempt.task == hosts[0].task]
 
 
 def _counted(steps: Sequence[Step]) -> Sequence[Step]:
-    """All steps of an attempt but the first."""
+    """Returns all steps of an attempt but the first."""
     return steps[1:]
 
 
 def describe(summary: Mapping[str, Any]) -> str:
-    """The shares as a table, and which workers came last."""
+    """Returns the shares as a table, and which workers came last."""
     rows = dict(summary["fractions"]) | {f"{t} shard": shares for t, shares in summary["shard_fractions"].items()}
     if not rows:
         return "no task reached a second step, so there is no profile"

@@ -14,14 +14,14 @@ WHOLE = {REPLICA: "step", SHARD: "update"}  # name of a step of each row
 
 
 def trace(attempts: Sequence[AttemptTrace]) -> dict[str, Any]:
-    """The JSON object; its times are microseconds since the first step of the run."""
+    """Returns the JSON object; its times are microseconds since the first step of the run."""
     start = min((steps[0].began for attempt in attempts for steps in attempt.rows.values()), default=0.0)
     events = [event for pid, attempt in enumerate(attempts, 1) for event in _process(pid, attempt, start)]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"first_step_at": start}}
 
 
 def name_of(attempt: AttemptTrace) -> str:
-    """The task, and the attempt if it is not the first."""
+    """Returns the task, and the attempt if it is not the first."""
     return f"{attempt.task}, attempt {attempt.number + 1}" if attempt.number else attempt.task
 
 

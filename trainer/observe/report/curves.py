@@ -89,7 +89,7 @@ def _place(shown: Sequence[tuple[Curve, Points]], *, logarithmic: bool) -> Axes:
 
 
 def number(value: float) -> str:
-    """A number of an axis: 0.001, 2.5, 12k, 3M."""
+    """Returns a number of an axis: 0.001, 2.5, 12k, 3M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):g}{unit}"
@@ -144,7 +144,7 @@ def _thinned(points: Points) -> Points:
 
 
 def _smoothed(points: Points) -> Iterator[tuple[float, float]]:
-    """An exponential moving average, without a bias towards 0 at its begin."""
+    """Yields an exponential moving average, without a bias towards 0 at its begin."""
     total = weight = 0.0
     for x, y in points:
         total, weight = SMOOTHING * total + (1 - SMOOTHING) * y, SMOOTHING * weight + (1 - SMOOTHING)

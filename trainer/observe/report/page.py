@@ -122,7 +122,7 @@ def _render(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, st
 
 
 def context(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """What the template takes.
+    """Returns what the template takes.
 
     Args:
         changed: settings of the first run that differ from the defaults.
@@ -251,7 +251,7 @@ def _by_index(task: str) -> tuple[str, int]:
 
 
 def _events(run: ReportedRun) -> list[dict[str, Any]]:
-    """The last events as a person reads them."""
+    """Returns the last events as a person reads them."""
     return [
         {
             "time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time)),
@@ -264,7 +264,7 @@ def _events(run: ReportedRun) -> list[dict[str, Any]]:
 
 
 def _placement(run: ReportedRun) -> dict[str, Any] | None:
-    """What did not run where it was planned, and how many operations ran on each device, by task."""
+    """Returns what did not run where it was planned, and how many operations ran on each device, by task."""
     if not run.placement:
         return None
     records = run.placement["records"]
@@ -279,7 +279,7 @@ def _placement(run: ReportedRun) -> dict[str, Any] | None:
 
 
 def _commands(run: ReportedRun) -> list[str]:
-    """The commands that launched the run, in order, each once."""
+    """Returns the commands that launched the run, in order, each once."""
     return list(dict.fromkeys(shell.joined(event.command) for event in run.events if event.command))
 
 

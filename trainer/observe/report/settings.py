@@ -21,13 +21,13 @@ NOTHING = "(not set)"
 
 
 def flat(config: RunConfig) -> dict[str, str]:
-    """Every value of a config by its dotted key, as it is typed."""
+    """Returns every value of a config by its dotted key, as it is typed."""
     values = {key: value for key, value in to_json(config).items() if key not in OF_THE_COMMAND}
     return {key: shown(value) for key, value in _leaves("", values) if key not in NOT_SHOWN}
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The keys of sections, and each of the options of a model or data set; other mappings are values."""
+    """Yields the keys of sections, and each of the options of a model or data set; other mappings are values."""
     is_section = not prefix or dataclasses.is_dataclass(keys.hint(prefix.split("."))) or prefix.endswith(".options")
     if isinstance(value, Mapping) and is_section:
         for key, item in value.items():
@@ -53,7 +53,7 @@ def changed(config: RunConfig) -> list[tuple[str, str, str]]:
 
 
 def _usual_choices() -> dict[str, str]:
-    """The choice of each group that is made by default."""
+    """Returns the choice of each group that is made by default."""
     main = yaml.safe_load((sources.conf_dir() / "config.yaml").read_text())
     return {group: name for one in main["defaults"] if isinstance(one, dict) for group, name in one.items()}
 
@@ -64,7 +64,7 @@ def _is_shipped(group: str, name: str) -> bool:
 
 
 def _required(group: str, name: str) -> list[str]:
-    """The options that have no default."""
+    """Returns the options that have no default."""
     shipped = yaml.safe_load((sources.conf_dir() / group / f"{name}.yaml").read_text())
     return [option for option, value in shipped.get("options", {}).items() if value == "???"]
 

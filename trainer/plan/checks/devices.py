@@ -168,7 +168,7 @@ def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Proble
 
 
 def _more(device: DeviceConfig, job: str, index: int, number: int) -> str:
-    """The override with which a task sees the GPU of a number too."""
+    """Returns the override with which a task sees the GPU of a number too."""
     gpus = list(of_task(device.gpus, job, index) or ())
     free = [gpu for gpu in range(len(gpus) + number + 1) if gpu not in gpus]
     key, wanted = key_of(device.gpus, job, index) or job, gpus + free[: number + 1 - len(gpus)]
@@ -188,7 +188,7 @@ def _entries(device: DeviceConfig, settings: Iterable[str]) -> list[tuple[str, s
 
 
 def _assignment(mapping: str, key: str, value: Any) -> str:
-    """An entry of a mapping as it is typed in a shell; Hydra takes a bare : for the end of the key."""
+    """Returns an entry of a mapping as it is typed in a shell; Hydra takes a bare : for the end of the key."""
     escaped = key.replace(":", "\\:")
     return f"'{mapping}={{{escaped}:{_text(value)}}}'"
 

@@ -86,7 +86,7 @@ def _too_much(gpu: SharedGpu) -> Iterator[Problem]:
 def _shared(
     cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]
 ) -> list[SharedGpu]:
-    """Every GPU that a task sees, by host and index."""
+    """Returns every GPU that a task sees, by host and index."""
     tasks: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for task in tasks_of(cluster):
         for gpu in set(of_task(device.gpus, *task) or ()):
@@ -110,7 +110,7 @@ def _shared(
 
 
 def _terms(sizes: Sequence[float], unit: str = "") -> str:
-    """The terms of a sum, equal ones as one product: 2 x 0.4 + 0.1."""
+    """Returns the terms of a sum, equal ones as one product: 2 x 0.4 + 0.1."""
     return " + ".join(
         f"{count} x {size:.10g}{unit}" if count > 1 else f"{size:.10g}{unit}" for size, count in Counter(sizes).items()
     )

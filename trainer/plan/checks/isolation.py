@@ -8,7 +8,7 @@ from trainer.plan.devices import ON_HOSTS
 
 
 def why_not(config: RunConfig) -> str:
-    """Why others must reach the tasks, or the tasks others; empty if a network of their own is enough."""
+    """Returns why others must reach the tasks, or the tasks others; empty if a network of their own is enough."""
     if config.launch.name is Launch.docker or config.mode is Mode.render:
         return "containers have a network of their own in any case"
     if config.launch.name in ON_HOSTS:

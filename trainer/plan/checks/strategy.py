@@ -135,7 +135,7 @@ def _check_quorum(
 
 
 def batch_parts(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> int:
-    """How many equal parts a global batch is shared out in."""
+    """Returns how many equal parts a global batch is shared out in."""
     return cluster.worker * max(1, len(device.replicas)) * train.accumulate
 
 

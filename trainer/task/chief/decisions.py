@@ -28,7 +28,7 @@ def best_of(scored: Sequence[Evaluation], metric: str, config: EvaluateConfig) -
 
 
 def reductions(scored: Sequence[Evaluation], metric: str, evaluate: EvaluateConfig, optimizer: OptimizerConfig) -> int:
-    """How often evaluations without an improvement have reduced the learning rate."""
+    """Returns how often evaluations without an improvement have reduced the learning rate."""
     plateau, best = optimizer.plateau, scored[0] if scored else None
     if plateau.patience is None or best is None:
         return 0

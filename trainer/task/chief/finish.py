@@ -89,14 +89,14 @@ def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequenc
 
 
 def _load(context: Context, best: Mapping[str, Any]) -> tuple[Snapshot, Sequence[BlockMemory]]:
-    """The state and the rows in the best checkpoint."""
+    """Returns the state and the rows in the best checkpoint."""
     path = Path(best["path"])
     rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
     return Snapshot.from_tensors(best["step"], checkpoint.load(checkpoint.read_manifest(path))), rows
 
 
 def _logs(results: Mapping[str, Any]) -> dict[str, float]:
-    """The last loss and the scores."""
+    """Returns the last loss and the scores."""
     scores = {name: value for name, value in results.items() if name.startswith("eval_")}
     return {"loss": results["final_loss"], **scores}
 

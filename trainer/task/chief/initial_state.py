@@ -75,7 +75,7 @@ def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
 def first_snapshot(
     config: RunConfig, plan: Plan, directory: RunDirectory, model: Any
 ) -> tuple[Snapshot, Checkpoint | None]:
-    """The state to start from, and the checkpoint that it comes from, if any.
+    """Returns the state to start from, and the checkpoint that it comes from, if any.
 
     Raises:
         CheckpointError: if the checkpoint is damaged, beyond the run's last step, or of another model or optimizer.
@@ -114,7 +114,7 @@ def first_snapshot(
 
 
 def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
-    """The update that led to a checkpoint of this run: the chief may have died before reporting it."""
+    """Returns the update that led to a checkpoint of this run: the chief may have died before reporting it."""
     metrics = _metrics_in(source)
     if not metrics or source.path.parent != directory.checkpoints:
         return []
@@ -123,12 +123,12 @@ def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
 
 
 def _metrics_in(source: Checkpoint) -> Mapping[str, Any]:
-    """What a checkpoint says of the update that led to it; nothing if it was not known."""
+    """Returns what a checkpoint says of the update that led to it; nothing if it was not known."""
     return source.facts.get("metrics", {})
 
 
 def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
-    """The model's initial values, as the state of step 0."""
+    """Returns the model's initial values, as the state of step 0."""
     trainable = {p.path for p in parameters if p.trainable}
     return Snapshot(
         0,

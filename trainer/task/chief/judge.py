@@ -64,7 +64,7 @@ class Judge:
         return [one for one in self._all if one.step <= step]
 
     def _counted(self, scored: Sequence[Evaluation]) -> list[Evaluation]:
-        """The evaluations that can be compared.
+        """Returns the evaluations that can be compared.
 
         Without that at the end of a run that was made longer since: one that was long from the start has none.
         """

@@ -61,7 +61,7 @@ class Report:
             self._report(result)
 
     def values_at(self, step: int) -> Mapping[str, float]:
-        """What was reported of a step: loss, metrics and rates; nothing if it was not."""
+        """Returns what was reported of a step: loss, metrics and rates; nothing if it was not."""
         return self._values if step == self._reported_step else {}
 
     def write_gradients(self, result: StepResult) -> None:
@@ -121,7 +121,7 @@ class Report:
 
 
 def summarize(context: Context, step: int, pace: Pace) -> dict[str, Any]:
-    """What summary.json says of a run that has come to a step."""
+    """Returns what summary.json says of a run that has come to a step."""
     plan, status = context.plan, context.status
     first = status.first_step_at
     return {

@@ -96,7 +96,7 @@ class Saver:
         return table_files.received_rows(plan.table_layout, self.rows_after(base.step if base else 0), step, base)
 
     def _newest(self, step: int) -> Checkpoint | None:
-        """The newest checkpoint up to a step that this state went through; None: none is known."""
+        """Returns the newest checkpoint up to a step that this state went through; None: none is known."""
         folder = self.context.directory.checkpoints
         for path in [*reversed(checkpoint.finished(folder)), *([Path(self.source)] if self.source else [])]:
             with contextlib.suppress(CheckpointError):
@@ -147,7 +147,7 @@ class Saver:
 
 
 def _problem(snapshot: Snapshot, rows: ChangedRows | None, *, skips_bad_updates: bool) -> str | None:
-    """Why a state must not be saved; it may be the first to show that an update was skipped."""
+    """Returns why a state must not be saved; it may be the first to show that an update was skipped."""
     if snapshot.bad and not skips_bad_updates:
         return "an update was skipped"
     path = _first_bad_parameter(snapshot, rows)
@@ -166,7 +166,7 @@ def _log_and_continue(error: OSError) -> None:
 def make_writer(
     config: RunConfig, directory: RunDirectory, *, has_frozen: bool, is_read: bool
 ) -> checkpoint_writer.Writer:
-    """The writer of the run's checkpoints.
+    """Returns the writer of the run's checkpoints.
 
     Args:
         has_frozen: whether there is something that training never changes.

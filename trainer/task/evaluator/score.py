@@ -133,13 +133,13 @@ class Evaluator(ModelCopy):
 
 
 def make_evaluator(config: RunConfig, workload: Workload, device: str, tables: Tables | None = None) -> Evaluator:
-    """The evaluator of a run's model on its data."""
+    """Returns the evaluator of a run's model on its data."""
     batch_size, steps = config.evaluate.batch_size, config.evaluate.steps
     return Evaluator(workload, batch_size=batch_size, device=device, steps=steps, tables=tables)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
-    """The parameters to score and to export: the moving average, where there is one."""
+    """Returns the parameters to score and to export: the moving average, where there is one."""
     return snapshot.slots.get("ema") or snapshot.parameters
 
 
@@ -174,11 +174,11 @@ class CheckpointScorer:
 
     @property
     def last_step(self) -> int:
-        """The highest step that has a score; -1 if none has."""
+        """Returns the highest step that has a score; -1 if none has."""
         return max(self._scored or (), default=-1)
 
     def unscored(self, paths: list[Path]) -> list[Path]:
-        """The checkpoints that have no score yet, and are not known to be damaged."""
+        """Returns the checkpoints that have no score yet, and are not known to be damaged."""
         if not paths:
             return []
         if self._scored is None:
@@ -272,7 +272,7 @@ def tables_for(plan: Plan, workload: Workload) -> tuple[list[BlockMemory], Table
 
 
 def without_slots(source: Checkpoint) -> Checkpoint:
-    """The part of a checkpoint that its score depends on."""
+    """Returns the part of a checkpoint that its score depends on."""
     return replace(source, tensors={n: shape for n, shape in source.tensors.items() if not n.startswith("slots/")})
 
 
