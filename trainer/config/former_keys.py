@@ -7,13 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMER: Mapping[str, str | None] = {  # by old key: the new one; none: nothing has its place
-    "summary": "history",
     **{f"summary.{name}": f"history.{name}" for name in ("every", "histogram_every", "lines", "journal")},
     **{f"metrics.{name}": f"prometheus.{name}" for name in ("port", "host", "discovery")},
     "plan.json": "plan.write_to",
     "plan.example_ms": None,
     "plan.link_gbps": None,
 }
+
+
+def successor(key: str, value: Any) -> str | None:
+    """Returns the key or section that has the place of an old one; empty if nothing has, None if the key is not old.
+
+    Args:
+        value: of the key; a mapping, if it is a section.
+    """
+    if key in FORMER:
+        return FORMER[key] or ""
+    new = [FORMER.get(f"{key}.{name}") for name in value] if isinstance(value, Mapping) else []
+    return new[0].rpartition(".")[0] if new and new[0] and all(new) else None
 
 
 def replaced(config: dict[str, Any]) -> dict[str, Any]:

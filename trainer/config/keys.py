@@ -14,8 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config import synonyms
-from trainer.config.former_keys import FORMER
+from trainer.config import former_keys, synonyms
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
 
@@ -142,8 +141,7 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str
     prefix = f"{section}." if section else ""
     names = [name[len(prefix) :] for name in known if name.startswith(prefix) and "." not in name[len(prefix) :]]
     message = f"unknown key {key}"
-    if key in FORMER:
-        new = FORMER[key]
+    if (new := former_keys.successor(key, value)) is not None:
         return Problem(where, f"{key} is no longer a key", f"type {typed(new, value)}" if new else "leave it out")
     if (setting := meant(key, value)) is not None:
         return Problem(where, message, f"type {setting}")

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,11 +17,23 @@ from trainer.faults.problems import Problem
 
 MAX_BYTES = 256 * 1024
 MAX_NODES = 50_000  # keys and values, each alias counted as what it stands for
+OPENS = re.compile(rb"[\[{]|(?<=- )- ")  # starts a list or a mapping within a line
+MOST_OPEN = 1000
 CODE_KEYS = ("_target_", "()")  # what Hydra and Python's logging take for a callable to import
 PLAIN_TAGS = {
     f"tag:yaml.org,2002:{name}"
     for name in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 }
+
+
+def load(text: bytes) -> Any:
+    """Returns what a text says that a run wrote, and that may be damaged since.
+
+    Raises:
+        ValueError, RecursionError, yaml.YAMLError: if it is no YAML.
+    """
+    is_deep = len(OPENS.findall(text)) > MOST_OPEN  # libyaml, which takes a fifth of the time, would overflow its stack
+    return yaml.load(text, Loader=yaml.SafeLoader if is_deep else getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def faults(path: Path) -> list[Problem]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from trainer.config import yaml_files
 from trainer.config.schema import RunState
-from trainer.config.yaml_files import MAX_BYTES
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.storage import checkpoint, lease
 from trainer.storage.checkpoint import CheckpointError
@@ -27,8 +24,6 @@ from trainer.storage.history import NOT_METRICS
 from trainer.storage.json_lines import last_measured
 from trainer.storage.run_directory import RunDirectory
 
-OPENS = re.compile(rb"[\[{]|(?<=- )- ")  # starts a list or a mapping within a line
-MOST_OPEN = 1000
 MOST_STEPS = 2**63
 LAST_SECOND = 253_402_300_800  # the year 10000
 RUNNING, DONE, STOPPED, FAILED, DIED = STATES = tuple(state.value for state in RunState)
@@ -245,7 +240,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 def _parse_yaml(path: Path, modified_ns: int) -> dict[str, Any]:
     """Returns the mapping in a file, which is parsed once for as long as it stays as it is."""
     text = path.read_bytes()
-    if len(text) > MAX_BYTES or len(OPENS.findall(text)) > MOST_OPEN:  # libyaml would overflow its stack
+    if len(text) > yaml_files.MAX_BYTES:
         raise ValueError(f"{path} is not a config")
-    value = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    value = yaml_files.load(text)
     return value if isinstance(value, dict) else {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from trainer.config import yaml_files
 from trainer.config.shell import typed
 from trainer.config.words import some
 from trainer.faults.problems import ConfigError, Problem
@@ -63,6 +64,6 @@ def was_run(path: Path) -> bool:
 
 def _yaml(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
-        if path.is_file() and isinstance(value := yaml.safe_load(path.read_bytes()), dict):
+        if path.is_file() and isinstance(value := yaml_files.load(path.read_bytes()), dict):
             return value
     return {}

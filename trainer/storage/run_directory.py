@@ -16,7 +16,7 @@ from typing import Any, cast
 import yaml
 from omegaconf import OmegaConf
 
-from trainer.config import former_keys, keys, shell, user_file
+from trainer.config import former_keys, keys, shell, user_file, yaml_files
 from trainer.config.schema import RunConfig
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
@@ -150,7 +150,7 @@ class RunDirectory:
         """
 
         def parse(text: bytes) -> RunConfig:
-            if not isinstance(value := yaml.safe_load(text), dict):
+            if not isinstance(value := yaml_files.load(text), dict):
                 raise ValueError("it is empty" if value is None else "it has no keys")
             return cast(
                 RunConfig, OmegaConf.to_object(OmegaConf.merge(keys.schema(), _literal(former_keys.replaced(value))))

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import yaml
-
+from trainer.config import yaml_files
 from trainer.config.schema import RunConfig
 from trainer.plan.addresses import JOBS
 from trainer.plan.devices import of_task
@@ -19,7 +18,7 @@ def take_from_earlier(config: RunConfig) -> None:
     if (folder := _earlier(config)) is None:
         return
     try:
-        before = yaml.safe_load((folder / "config.yaml").read_bytes())
+        before = yaml_files.load((folder / "config.yaml").read_bytes())
         threads, workers = before["device"]["intra_op_threads"], before["cluster"]["worker"]
     except (OSError, *DAMAGED):
         return
