@@ -149,8 +149,7 @@ def test_what_is_exported_has_the_rows(unbroken: Run, tmp_path: Path):
             "",
             "",
             ["placement.growing={tag_names:50}", "placement.max_age={}"],
-            "tag_names/embeddings has no row for "
-            r"is full: all 50 rows are in use; give its layer more with placement.growing=\{tag_names:100\}, or evict",
+            r"table tag_names/embeddings is full: all 50 rows.*placement.growing=\{tag_names:100\}, or evict",
         ),
     ],
     ids=["id", "room"],

@@ -351,14 +351,14 @@ def test_a_subclass_that_looks_rows_up_by_itself_cannot_be_sparse():
         def call(self, inputs):
             return keras.ops.take(self.embeddings, inputs, axis=0)
 
-    says = r"table has a call that does not use super\(\)"
+    says = r"a call that does not use super\(\).*layer table"
     with lookups.building([SparsePattern("table")]), pytest.raises(ValueError, match=says):
         Own(10, 2, name="table")(keras.Input((), dtype="int64"))
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_layer_that_cannot_be_sparse_says_why(what):
-    with lookups.building([SparsePattern("table")]), pytest.raises(ValueError, match=f"{what} .layer table."):
+    with lookups.building([SparsePattern("table")]), pytest.raises(ValueError, match=what):
         keras.layers.Embedding(10, 2, name="table", **REFUSED[what])(keras.Input((), dtype="int64"))
 
 

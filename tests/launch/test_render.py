@@ -281,7 +281,7 @@ def test_hosts_are_for_a_launcher_that_starts_tasks_on_them():
         (lambda c: setattr(c.container, "cpus", {"worker": 0.0}), "0.0 is out of range; it must be at least 0.1"),
         (lambda c: setattr(c, "job", "worker"), "starts no other task"),
         (lambda c: setattr(c, "mode", Mode.chaos), "mode=chaos runs processes on this machine"),
-        (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers use a network of their own"),
+        (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers get their own network"),
     ],
 )
 def test_invalid_options_of_containers_are_refused_with_a_remedy(change, message):
