@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,6 +22,8 @@ ABOUT_TABLES = re.compile(r"\b(if|elif|and|or|not|while)\b[^\n]*\b(tables|sends_
 NO_VERBS = {"Its", "Hydra's", "This", "Rows", "Seconds", "Bytes", "Lines", "Keys", "Values", "Tasks", "Names", "Steps"}
 NO_VERBS |= {"Parameters", "Files", "Overrides", "Milliseconds", "Pages", "Metrics", "Shards", "Gradients", "Configs"}
 NO_VERBS |= {"Plans", "Problems", "Commands", "Others", "Has", "As", "Is"}
+
+N = TypeVar("N", bound=ast.AST)
 
 
 @cache
@@ -44,20 +47,19 @@ def about_tables() -> list[int]:
     return [count for text in texts if (count := len(ABOUT_TABLES.findall(text)))]
 
 
-def nodes(kind: type[ast.AST]) -> list[ast.AST]:
-    return [
-        node for text in sources("trainer").values() for node in ast.walk(ast.parse(text)) if isinstance(node, kind)
-    ]
+def nodes(kind: type[N]) -> list[N]:
+    trees = (ast.parse(text) for text in sources("trainer").values())
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, kind)]
 
 
 def used_twice() -> list[str]:
     """Names of several classes."""
-    return [name for name, count in Counter(node.name for node in nodes(ast.ClassDef)).items() if count > 1]  # type: ignore[attr-defined]
+    return [name for name, count in Counter(node.name for node in nodes(ast.ClassDef)).items() if count > 1]
 
 
 def without_a_verb() -> float:
     """Share of the public functions with a docstring that begins with no verb; of a condition with "Whether"."""
-    texts = [ast.get_docstring(one) for one in nodes(ast.FunctionDef) if not one.name.startswith("_")]  # type: ignore[attr-defined,arg-type]
+    texts = [ast.get_docstring(node) for node in nodes(ast.FunctionDef) if not node.name.startswith("_")]
     firsts = [text.split()[0] for text in texts if text]
     without = [word for word in firsts if not re.fullmatch(r"[A-Z][a-z]+s|Whether", word) or word in NO_VERBS]
     return len(without) / len(firsts)

@@ -21,6 +21,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class StateEntry(Entry):
+    """Something that concerns the state that was loaded as a generation, at a global step."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Join(Entry):
     """A worker begins, or begins again, with its gradients of a global step."""
 
@@ -30,60 +38,44 @@ class Join(Entry):
 
 
 @dataclass(frozen=True)
-class Push(Entry):
+class Push(StateEntry):
     """A worker has pushed its gradients of a global step, which update step + 1 takes in."""
 
     event = "push"
-    generation: int
-    step: int
     replicas: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Load(Entry):
+class Load(StateEntry):
     """A shard has loaded a state."""
 
     event = "load"
-    generation: int
-    step: int
 
 
-@dataclass(frozen=True)
-class Update(Entry):
+class Update(StateEntry):
     """A shard has been updated to a global step."""
 
     event = "update"
-    generation: int
-    step: int
 
 
 @dataclass(frozen=True)
-class Reload(Entry):
+class Reload(StateEntry):
     """The chief has all shards load a state."""
 
     event = "reload"
-    generation: int
-    step: int
     checkpoint: str | None  # where the state comes from; none: it is a new one
     at: float = 0.0  # CLOCK_MONOTONIC, seconds, as all entries have
 
 
-@dataclass(frozen=True)
-class Adopt(Entry):
+class Adopt(StateEntry):
     """A chief that was started again continues with the state that the shards have."""
 
     event = "adopt"
-    generation: int
-    step: int
 
 
-@dataclass(frozen=True)
-class Save(Entry):
+class Save(StateEntry):
     """The chief has saved the state of a global step."""
 
     event = "save"
-    generation: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -113,7 +105,9 @@ class TaskRestart(Entry):
     cause: str  # the task that it is needed for
 
 
-KINDS: Mapping[str, type[Entry]] = {kind.event: kind for kind in Entry.__subclasses__()}
+KINDS: Mapping[str, type[Entry]] = {
+    kind.event: kind for kind in (Join, Push, Load, Update, Reload, Adopt, Save, TaskStart, TaskExit, TaskRestart)
+}
 
 
 class Journal:

@@ -26,7 +26,7 @@ def standing(reloads: Reloads, step: int) -> int | None:
 
 
 def check_history(steps: Sequence[int], *, begin: int, end: int, every: int, last: int | None) -> list[str]:
-    """Returns the lines of history.jsonl: one for every due step from `begin` to `end`, and none twice.
+    """Checks the lines of history.jsonl: one for every due step from `begin` to `end`, and none twice.
 
     Lines up to `begin` are of an earlier run. The step `last` has a line, due or not; none: the run was stopped before.
     """
@@ -90,7 +90,7 @@ def _lost_pushes(entries: Sequence[Entry], reloads: Reloads) -> set[Gradient]:
 
 
 def check_host(name: str, entries: Iterable[Entry], reloads: Reloads) -> list[str]:
-    """Returns the steps of a task's shard: one after the other, and back only by a load that a reload announced."""
+    """Checks the steps of a task's shard: one after the other, and back only by a load that a reload announced."""
     problems: list[str] = []
     generation, step = 0, None
     for entry in entries:
