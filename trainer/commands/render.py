@@ -7,7 +7,7 @@ import yaml
 
 from trainer.commands.start import Start
 from trainer.config import shell
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.config.schema import RunConfig, Target
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainer.commands.start import Start, restart_as_task
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import planning

@@ -6,11 +6,9 @@ A first word without `=` is a mode: `trainer plan cluster=2ps4w` is `trainer mod
 import argparse
 import difflib
 import re
-import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.config import keys, shell
 from trainer.config.hydra_internals import get_args_parser
@@ -129,22 +127,6 @@ def _with_section(overrides: list[str]) -> list[str]:
 def _is_path(text: str) -> bool:
     """Whether an argument is the bare path of a YAML file."""
     return text.endswith(".yaml") and "=" not in text and not text.startswith("-")
-
-
-def typed() -> list[str]:
-    """Returns the words of the command line, without the program."""
-    return sys.argv[1:]
-
-
-def pass_on(words: Sequence[str]) -> None:
-    """Replaces the words of the command line by those that Hydra is to read."""
-    sys.argv[1:] = words
-
-
-def program() -> list[str]:
-    """Returns the words by which this program was called."""
-    name = Path(sys.argv[0]).name
-    return ["python", "-m", "trainer"] if name == "__main__.py" else [name]
 
 
 def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[str]:

@@ -21,7 +21,7 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from trainer.config import arguments, completion, sources, user_file, versions
+from trainer.config import arguments, command_line, completion, sources, user_file, versions
 from trainer.config.problems.explain import Explainer, in_own_words
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
@@ -43,13 +43,13 @@ def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None 
     runs, the first that fails gives the exit code. `steps` follow the checks of single keys, in order. `several` gets
     the runs of a --multirun that trains.
     """
-    given = arguments.sort(arguments.typed())
+    given = arguments.sort(command_line.typed())
     if "--version" in given.flags:
         print(versions.describe())
         sys.exit(0)
     for note in given.notes:
         print(f"note: {note}", file=sys.stderr)
-    arguments.pass_on(given.in_order())
+    command_line.pass_on(given.in_order())
     flags = given.parse()
     if flags.shell_completion and (shell := completion.queried(given.overrides)) is not None:
         print(completion.answer(shell))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import shell
-from trainer.config.arguments import program, typed
+from trainer.config.command_line import program, typed
 from trainer.launch.attempts import Failure
 from trainer.observe.report.page import REPORT
 from trainer.storage.run_directory import RunDirectory

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from trainer.config import shell
-from trainer.config.arguments import program
+from trainer.config.command_line import program
 from trainer.launch.ending import shown
 from trainer.storage.run_directory import RunDirectory
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import versions
-from trainer.config.arguments import program, typed
+from trainer.config.command_line import program, typed
 from trainer.launch.attempts import Attempts
 from trainer.observe.page_server import LOOPBACK
 from trainer.observe.peers import UNIX

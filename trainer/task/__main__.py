@@ -2,7 +2,7 @@
 
 import gc
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 
 if __name__ == "__main__":
     gc.disable()  # while TensorFlow is imported and the graph is built

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.launch.processes import isolation
 from trainer.observe.page_server import short_name
 from trainer.observe.peers import UNIX

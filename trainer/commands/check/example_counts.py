@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 
 COUNTS = re.compile(r"(?:parameters/)?counts_\d+/counts")  # in params.npz, or in a checkpoint
 TOLERANCE = 0.01  # of a count, which float32 sums up

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.commands import command
 from trainer.config import compose
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.config.schema import RunConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.faults.problems import ConfigError, Problem

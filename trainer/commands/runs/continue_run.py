@@ -10,7 +10,7 @@ from trainer.commands import train
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
 from trainer.config import keys
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.config.schema import Launch, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe import runs

@@ -12,7 +12,7 @@ from rich.table import Table
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
 from trainer.config import shell
-from trainer.config.arguments import program
+from trainer.config.command_line import program
 from trainer.config.output import Output, print_json
 from trainer.config.schema import RunConfig
 from trainer.config.words import count

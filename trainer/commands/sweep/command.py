@@ -18,7 +18,7 @@ from trainer.commands.sweep import runner, sampler, shares, space
 from trainer.commands.sweep.space import Range, Space, Values
 from trainer.commands.sweep.trials import Sweep, SweepSettings, Trial
 from trainer.config import arguments, compose
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.config.schema import BestIs, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine

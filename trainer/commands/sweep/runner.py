@@ -20,7 +20,7 @@ from trainer.commands.sweep.shares import TrialShare
 from trainer.commands.sweep.space import Values, overrides
 from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial, rungs, survivors
 from trainer.config import shell
-from trainer.config.arguments import program
+from trainer.config.command_line import program
 from trainer.faults import exit_codes
 from trainer.launch.ending import shown
 from trainer.storage import lease

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from trainer.config import versions
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.launch.hosts.order import TOKEN, NurseryOrder
 from trainer.launch.messages import HostFacts, encode
 from trainer.launch.processes import nursery

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.config.running import running_line
 from trainer.launch.messages import Described, DescribeModel, Describing, Event, decode, encode
 from trainer.workload import describe

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.launch.messages import (
     DescribeModel,
     Event,

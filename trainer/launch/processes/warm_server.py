@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.launch.processes import nursery, warm
 from trainer.plan.environment import MEMORY
 

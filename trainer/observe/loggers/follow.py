@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.observe import loggers, runs
 from trainer.observe.loggers import LoggedRun, Logger
 from trainer.observe.report.settings import flat

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.config.arguments import typed
+from trainer.config.command_line import typed
 from trainer.faults import exit_codes
 from trainer.observe.profile.merge import describe, merge
 from trainer.storage.run_directory import RunDirectory
