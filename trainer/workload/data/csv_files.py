@@ -55,46 +55,28 @@ def csv(
     if len(separator) != 1:
         raise DataError(f"data.options.separator={separator!r}, it must be one character, e.g. ';'")
 
-    def read(files: list[Path], dtypes: Mapping[str, str]) -> tuple[Table, list[int]]:
-        return _read(files, dtypes, header=header, separator=separator)
+    def read(files: list[Path], texts: set[str]) -> list[Table]:
+        return _read(files, texts, header=header, separator=separator)
 
     roles = Roles(label, weight, columns, matrix, missing, dtypes or {}, ids or {})
     return open_tables(path, evaluate, read, roles, classes)
 
 
-def _read(files: list[Path], dtypes: Mapping[str, str], *, header: bool, separator: str) -> tuple[Table, list[int]]:
+def _read(files: list[Path], texts: set[str], *, header: bool, separator: str) -> list[Table]:
     """Reads the files again if a column looks like numbers first and like text later."""
-    texts = {name for name, dtype in dtypes.items() if dtype == "string"}
-    while True:
+    numeric: set[str] = set()
+    tables = []
+    for file in files:
         parts: dict[str, list[np.ndarray]] = {}
-        lengths, late = [], set()
-        for file in files:
-            names, count = None, 0
-            for names, rows in _blocks(file, header=header, separator=separator):
-                if parts and list(parts) != names:
-                    raise DataError(f"{file}: has the columns {names}, {files[0]} has {list(parts)}; all must be alike")
-                for name, values in zip(names, zip(*rows, strict=True), strict=True):
-                    column = None if name in texts else _numbers(values)
-                    if column is None and name not in texts:
-                        texts.add(name)
-                        late |= {name} if parts.get(name) else set()
-                    parts.setdefault(name, []).append(np.array(values, object) if column is None else column)
-                count += len(rows)
-            if count == 0:
-                raise DataError(f"{file}: has no rows; at least one is needed")
-            lengths.append(count)
-        if not late:
-            return {name: _joined(column, name, dtypes.get(name), files) for name, column in parts.items()}, lengths
-
-
-def _joined(parts: list[np.ndarray], name: str, dtype: str | None, files: list[Path]) -> np.ndarray:
-    column = np.concatenate(parts)
-    if dtype in (None, "string"):
-        return column if column.dtype.kind != "f" else column.astype(np.float32)
-    if column.dtype.kind == "O" or (dtype == "int64" and column.dtype.kind == "f"):
-        kind = "text" if column.dtype.kind == "O" else "numbers that are no integers, or missing"
-        raise DataError(f"{files[0]}, column {name}: holds {kind}; type data.options.dtypes.{name}=another")
-    return column.astype(dtype)
+        for names, rows in _blocks(file, header=header, separator=separator):
+            for name, values in zip(names, zip(*rows, strict=True), strict=True):
+                column = None if name in texts else _numbers(values)
+                (texts if column is None else numeric).add(name)
+                parts.setdefault(name, []).append(np.array(values, object) if column is None else column)
+        tables.append({name: np.concatenate(columns) for name, columns in parts.items()})
+    if texts & numeric:
+        return _read(files, texts, header=header, separator=separator)
+    return tables
 
 
 def _blocks(file: Path, *, header: bool, separator: str) -> Iterator[tuple[list[str], list[list[str]]]]:

@@ -33,47 +33,24 @@ def parquet(
     if columns is not None:
         wanted = [*columns, *([label] if isinstance(label, str) else label or ()), *([weight] if weight else ())]
 
-    def read(files: list[Path], dtypes: Mapping[str, str]) -> tuple[Table, list[int]]:
-        return _read(files, dtypes, wanted)
+    def read(files: list[Path], texts: set[str]) -> list[Table]:
+        return [_read(file, wanted) for file in files]
 
     roles = Roles(label, weight, columns, matrix, missing, dtypes or {}, ids or {})
     return open_tables(path, evaluate, read, roles, classes)
 
 
-def _read(files: list[Path], dtypes: Mapping[str, str], wanted: Sequence[str] | None) -> tuple[Table, list[int]]:
+def _read(file: Path, wanted: Sequence[str] | None) -> Table:
     import pyarrow as arrow
     import pyarrow.parquet as parquet_module
 
-    tables = []
-    for file in files:
-        try:
-            schema = parquet_module.read_schema(file)
-            chosen = None if wanted is None else [name for name in wanted if name in schema.names]
-            tables.append(parquet_module.read_table(file, columns=chosen))
-        except (arrow.ArrowException, OSError) as error:
-            raise DataError(f"{file}: cannot be read ({error}); copy it again") from error
-        if tables[-1].num_rows == 0:
-            raise DataError(f"{file}: has no rows; at least one is needed")
-        if tables[-1].schema.names != tables[0].schema.names:
-            names = tables[-1].schema.names, tables[0].schema.names
-            raise DataError(f"{file}: has the columns {names[0]}, {files[0]} has {names[1]}; all must be alike")
-    lengths = [table.num_rows for table in tables]
-    columns: Table = {}
-    for name in tables[0].schema.names:
-        parts = [
-            _column(table.column(name), f"{file}, column {name}") for file, table in zip(files, tables, strict=True)
-        ]
-        columns[name] = _as(np.concatenate(parts), dtypes.get(name), f"{files[0]}, column {name}")
-    return columns, lengths
-
-
-def _as(column: np.ndarray, dtype: str | None, name: str) -> np.ndarray:
-    if dtype is None:
-        return column
     try:
-        return column.astype(str if dtype == "string" else dtype)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{name}: is not {dtype} ({error}); type another in data.options.dtypes") from error
+        schema = parquet_module.read_schema(file)
+        chosen = None if wanted is None else [name for name in wanted if name in schema.names]
+        table = parquet_module.read_table(file, columns=chosen)
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"{file}: cannot be read ({error}); copy it again") from error
+    return {name: _column(table.column(name), f"{file}, column {name}") for name in table.schema.names}
 
 
 def _column(column: Any, name: str) -> np.ndarray:

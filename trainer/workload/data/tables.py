@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.convert import is_text
+from trainer.workload.data.convert import is_text, native
 from trainer.workload.data.examples import DataError, DataSet, Nest
 from trainer.workload.data.files import find_files
 from trainer.workload.data.ids import Numbering, Rule, check_rule, preprocessing, to_ids
@@ -39,8 +40,8 @@ class Roles:
         return [self.label] if isinstance(self.label, str) else list(self.label or ())
 
 
-# Reads files that are parts of one table; returns it, and the number of rows of each file.
-Read = Callable[[list[Path], Mapping[str, str]], tuple[Table, list[int]]]
+# Reads each file as a table, with the values of the named columns as text.
+Read = Callable[[list[Path], set[str]], list[Table]]
 
 
 def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Roles, classes: int | None) -> DataSet:
@@ -61,7 +62,8 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
     files = find_files(path, option="data.options.path")
     has_fraction = is_fraction(evaluate)
     others = [] if has_fraction else find_files(str(evaluate), option="data.options.evaluate")
-    table, lengths = read([*files, *others], roles.dtypes)
+    texts = {name for name, dtype in roles.dtypes.items() if dtype == "string"}
+    table, lengths = _joined(read([*files, *others], texts), [*files, *others], roles.dtypes)
     count, to_train = sum(lengths), sum(lengths[: len(files)])
     rows = divide(count, float(evaluate), path) if has_fraction else (slice(0, to_train), slice(to_train, count))
     batch, numberings = _batch(table, roles, path, rows[0])
@@ -70,6 +72,33 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
     data = from_arrays(train, test, source=path, classes=classes, ids=counts)
     made = partial(preprocessing, data.spec.features, numberings) if numberings else None
     return replace(data, preprocessing=made, class_names=_class_names(table, roles))
+
+
+def _joined(parts: list[Table], files: list[Path], dtypes: Mapping[str, str]) -> tuple[Table, list[int]]:
+    """Returns the rows of all files as one table, and the number of rows of each file."""
+    lengths = [len(next(iter(table.values()), ())) for table in parts]
+    for file, table, length in zip(files, parts, lengths, strict=True):
+        if length == 0:
+            raise DataError(f"{file}: has no rows; at least one is needed")
+        if list(table) != list(parts[0]):
+            message = f"{file}: has the columns {list(table)}, {files[0]} has {list(parts[0])}; all must be alike"
+            raise DataError(message)
+    columns = {name: np.concatenate([table[name] for table in parts]) for name in parts[0]}
+    return {name: _typed(one, dtypes.get(name), name, files[0]) for name, one in columns.items()}, lengths
+
+
+def _typed(column: np.ndarray, dtype: str | None, name: str, file: Path) -> np.ndarray:
+    """Returns a column as the type that was asked for; else floats as float32, which is what a model gets."""
+    if dtype is None:
+        return native(column) if column.dtype.kind == "f" else column
+    if dtype == "string":
+        return column if is_text(column) else column.astype(str)
+    fault = "text"
+    with suppress(ValueError, TypeError):
+        if dtype == "float32" or is_text(column) or (column % 1 == 0).all():
+            return column.astype(dtype)
+        fault = "numbers that are no integers, or missing"
+    raise DataError(f"{file}, column {name}: holds {fault}; type data.options.dtypes.{name}=another")
 
 
 def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
