@@ -18,7 +18,7 @@ from trainer.commands.doctor import docker, finding, gpus, machine, network, pag
 from trainer.commands.doctor.finding import Answer, Finding, Level
 from trainer.commands.doctor.network import Port
 from trainer.faults.problems import Problem
-from trainer.plan.checks.versions import SUPPORTED, is_in_range
+from trainer.plan.checks.versions import CPU_WHEELS, SUPPORTED, is_in_range
 
 ROOT = Path(__file__).resolve().parents[2]
 OK, WARNING, PROBLEM = Level.ok, Level.warning, Level.problem
@@ -68,15 +68,15 @@ def test_a_version_is_compared_by_its_numbers(version, fits):
 
 
 def test_another_python_is_a_problem_with_a_remedy():
-    verdict = software.python("3.9.18", "/usr/bin/python3")
-    assert (verdict.level, verdict.message) == (PROBLEM, "3.9.18 (/usr/bin/python3); supported: >=3.10,<3.14")
+    verdict = software.package("Python", "3.9.18", ", /usr/bin/python3")
+    assert (verdict.level, verdict.message) == (PROBLEM, "Python 3.9.18 is installed; supported: >=3.10,<3.14")
     assert "make PYTHON=" in verdict.remedy
 
 
 def test_a_library_that_is_missing_or_too_old_is_a_problem():
     assert software.package("keras", None).level is PROBLEM
     verdict = software.package("keras", "2.15.0")
-    assert (verdict.level, verdict.remedy) == (PROBLEM, "python -m pip install 'keras>=3.12,<3.16'")
+    assert (verdict.level, verdict.remedy) == (PROBLEM, CPU_WHEELS)
 
 
 def test_tensorflow_that_imports_is_fine():
@@ -248,9 +248,11 @@ def test_free_ports_and_tasks_elsewhere_are_on_one_line():
         (machine.shared_memory(None, 0), OK),
         (machine.shared_memory(64 * 2**20, 1), OK),
         (machine.shared_memory(64 * 2**20, 2), WARNING),
-        (machine.open_files(256, 4096), WARNING),
-        (machine.open_files(1024, -1), OK),
-        (machine.open_files(-1, -1), OK),
+        (
+            finding.judged("ulimit -n", "64 files per process", [Problem("ulimit -n", "too few", "ulimit -n 99")]),
+            PROBLEM,
+        ),
+        (finding.judged("ulimit -n", "1024 files per process", [Problem("seed", "bad", "seed=1")]), OK),
         (machine.run_directory("/r/a", "/r", 50 * 2**30, None), OK),
         (machine.run_directory("/r/a", "/r", 2**29, None), WARNING),
         (machine.run_directory("/r/a", "/r", 2**20, None), PROBLEM),
@@ -283,8 +285,8 @@ def test_a_library_of_another_version_is_reported_once():
     problems = [Problem("tensorflow", "tensorflow 2.15.1 is installed", "install another"), Problem("seed", "bad", "1")]
     assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "1")]
     findings = software.tensorflow({"tensorflow": "2.15.1"}, None)
-    assert findings[0].message == "tensorflow 2.15.1; supported: >=2.21,<2.22"
-    assert findings[0].remedy == "python -m pip install --require-hashes -r requirements/cpu.txt"
+    assert findings[0].message == "tensorflow 2.15.1 is installed; supported: >=2.21,<2.22"
+    assert findings[0].remedy == CPU_WHEELS
 
 
 def test_tf_config_is_reported_once():

@@ -102,12 +102,12 @@ def cgroup_limits(root: Path = ROOT) -> CgroupLimits:
     """Reads the limits of the control groups (v1 and v2) that this process is in, and of all groups around them."""
     folders = _cgroup_folders(root)
     cores = [
-        _quota(_read(folder / "cpu.max"))
-        or _quota(_read(folder / "cpu.cfs_quota_us") + " " + _read(folder / "cpu.cfs_period_us"))
+        _quota(read(folder / "cpu.max"))
+        or _quota(read(folder / "cpu.cfs_quota_us") + " " + read(folder / "cpu.cfs_period_us"))
         for folder in folders
     ]
     memory = [
-        (limit, _memory_used(_read(folder / used), _read(folder / "memory.stat")))
+        (limit, _memory_used(read(folder / used), read(folder / "memory.stat")))
         for folder in folders
         for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
         if (limit := _number(folder / most)) is not None
@@ -120,7 +120,7 @@ def cgroup_limits(root: Path = ROOT) -> CgroupLimits:
 
 def memory_info(root: Path = ROOT) -> dict[str, int]:
     """Bytes by name, as /proc/meminfo lists them; empty on other systems than Linux."""
-    lines = re.findall(r"^(\w+):\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", read(root / "proc/meminfo"), re.MULTILINE)
     return {name: int(kib) * 1024 for name, kib in lines}
 
 
@@ -130,7 +130,7 @@ def _cgroup_folders(root: Path) -> list[Path]:
     A container often sees its own group as the root, so the root is always among them.
     """
     folders = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         names = controllers.split(",")
         if not {"", "cpu", "memory", "pids"}.intersection(names):
@@ -172,11 +172,12 @@ def _least(limits: Iterable[Number | None]) -> Number | None:
 
 def _number(path: Path) -> int | None:
     """Returns a limit; None if there is no file or no limit: "max" in v2, a number near 2**63 in v1."""
-    text = _read(path).strip()
+    text = read(path).strip()
     return int(text) if text.isdigit() and int(text) < 2**60 else None
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """Returns the text of a file; empty if it cannot be read, as on systems other than Linux."""
     try:
         return path.read_text()
     except OSError:
@@ -185,5 +186,5 @@ def _read(path: Path) -> str:
 
 def oom_kills() -> int:
     """Processes that the kernel has killed since it started because memory ran out; 0 if it does not count them."""
-    counts = dict(line.split() for line in _read(ROOT / "proc/vmstat").splitlines())
+    counts = dict(line.split() for line in read(ROOT / "proc/vmstat").splitlines())
     return int(counts.get("oom_kill", 0))

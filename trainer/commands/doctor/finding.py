@@ -1,14 +1,14 @@
 """What one check of the doctor found."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from trainer.config.words import count
 from trainer.faults.problems import Problem
 
-OTHER_CHECKS = ("TF_CONFIG", "tensorflow", "keras")  # problems of a config that other checks report
+OTHER_LINES = ("TF_CONFIG", "tensorflow", "keras", "ulimit -n")  # keys whose problems have a line of their own
 
 
 class Level(Enum):
@@ -54,8 +54,13 @@ def problem(what: str, message: str, remedy: str) -> Finding:
     return Finding(Level.problem, what, message, remedy)
 
 
+def judged(what: str, message: str, problems: Iterable[Problem]) -> Finding:
+    """Returns a fact of this machine, or the problem that the checks of a config have with it."""
+    return next((problem(what, one.message, one.remedy) for one in problems if one.key == what), ok(what, message))
+
+
 def config(problems: Sequence[Problem], cluster: str) -> list[Finding]:
-    findings = [problem("config", f"{p.key}: {p.message}", p.remedy) for p in problems if p.key not in OTHER_CHECKS]
+    findings = [problem("config", f"{p.key}: {p.message}", p.remedy) for p in problems if p.key not in OTHER_LINES]
     return findings or [ok("config", f"cluster={cluster} is valid on this machine")]
 
 

@@ -12,7 +12,6 @@ GIB = 2**30
 LITTLE_MEMORY = 1 * GIB  # a task that trains a small model takes about half of it
 LITTLE_SHARED_MEMORY = 512 * 2**20  # NCCL's, between the GPUs of one machine
 LITTLE_DISK, NO_DISK = 1 * GIB, 100 * 2**20  # a checkpoint holds the parameters and the optimizer's slots
-FEW_FILES = 1024  # open files of a process; a task holds one connection to each other task, and its data's files
 
 
 def cores(usable: int, of_machine: int, limit: float | None) -> Finding:
@@ -47,15 +46,6 @@ def shared_memory(nbytes: int | None, gpu_count: int) -> Finding:
         message = f"{_mib_of(nbytes)}; NCCL needs more between {gpu_count} GPUs"
         return warning("/dev/shm", message, "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm")
     return ok("/dev/shm", f"{_mib_of(nbytes)}; only NCCL between several GPUs uses it")
-
-
-def open_files(soft: int, hard: int) -> Finding:
-    """Limits of a process; -1: none."""
-    if 0 <= soft < FEW_FILES:
-        enough = FEW_FILES * 4 if hard < 0 else min(hard, FEW_FILES * 4)
-        message = f"{soft} files per process; a task opens one for each task that it talks to, plus its data files"
-        return warning("ulimit -n", message, f"ulimit -n {enough}")
-    return ok("ulimit -n", "unlimited" if soft < 0 else f"{soft} files per process")
 
 
 def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> Finding:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.commands.doctor.finding import Finding, ok, problem, warning
+from trainer.commands.doctor.finding import Finding, judged, ok, problem, warning
 from trainer.config.words import listed
 from trainer.faults.problems import Problem
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
@@ -105,7 +105,4 @@ def tf_config(text: str | None, problems: Sequence[Problem], task: str, cluster:
     """The variable, the problems of reading it, and the task and the cluster that it gives to this process."""
     if not text:
         return ok("TF_CONFIG", "not set; the trainer starts all tasks itself")
-    for item in problems:
-        if item.key == "TF_CONFIG":
-            return problem("TF_CONFIG", item.message, item.remedy)
-    return ok("TF_CONFIG", f"this process runs {task} of {cluster}")
+    return judged("TF_CONFIG", f"this process runs {task} of {cluster}", problems)

@@ -33,7 +33,8 @@ from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
 from trainer.launch.processes import warm
 from trainer.launch.processes.isolation import why_impossible
-from trainer.observe.machine import cgroup_limits, is_local, memory_info, this_machine, usable_cores, version_of
+from trainer.launch.processes.ports import HeldPorts
+from trainer.observe.machine import cgroup_limits, is_local, memory_info, read, this_machine, usable_cores, version_of
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, split
 from trainer.plan.checks.versions import TENSORFLOWS
 from trainer.plan.resolve import resolve
@@ -87,10 +88,12 @@ def examine(wanted: MachineNeeds, environment: Mapping[str, str]) -> list[Findin
     imported = start(lambda: command(sys.executable, "-c", IMPORT) if installed else None)
     listed = start(lambda: command("nvidia-smi", f"--query-gpu={GPU_FIELDS}", CSV))
     gpu_count = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    settings = {name: read(f"/proc/sys/{name.replace('.', '/')}") for name in network.USER_NAMESPACES}
-    port_range = read("/proc/sys/net/ipv4/ip_local_port_range")
+    settings = {name: read(Path("/proc/sys", *name.split("."))) for name in network.USER_NAMESPACES}
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft} files per process"
+    port_range = read(Path("/proc/sys/net/ipv4/ip_local_port_range"))
     checks: dict[str, Callable[[], list[Finding]]] = {
-        "Python": lambda: [software.python(platform.python_version(), sys.executable)],
+        "Python": lambda: [software.package("Python", platform.python_version(), f", {sys.executable}")],
         "tensorflow": lambda: software.tensorflow(installed, imported.result()),
         "packages": lambda: [software.package(name, version_of(name)) for name in ("keras", "hydra-core", "omegaconf")],
         "GPUs": lambda: check_gpus(listed.result(), gpu_count, wanted=wanted.gpus),
@@ -108,7 +111,7 @@ def examine(wanted: MachineNeeds, environment: Mapping[str, str]) -> list[Findin
             network.tf_config(environment.get("TF_CONFIG"), wanted.problems, wanted.task, wanted.cluster)
         ],
         "/dev/shm": lambda: [machine.shared_memory(shared_memory_bytes(), gpu_count)],
-        "ulimit -n": lambda: [machine.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))],
+        "ulimit -n": lambda: [finding.judged("ulimit -n", files, wanted.problems)],
         "run directory": lambda: [check_run_directory(Path(wanted.run or "runs"))],
         "docker": lambda: check_docker(gpu_count),
         "warm process": lambda: [machine.warm_process(one.pid, one.memory_bytes()) for one in warm.find()],
@@ -163,14 +166,6 @@ def command(*arguments: str) -> Answer | None:
         process.kill()  # its end is not waited for: a process that hangs in a driver has none
         return Answer(None)
     return Answer(process.returncode, out, err)
-
-
-def read(path: str) -> str:
-    """A file's text; empty if it cannot be read, as on systems other than Linux."""
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def check_gpus(listed: Answer | None, device_files: int, *, wanted: bool) -> list[Finding]:
@@ -252,10 +247,9 @@ def locate(by_job: Mapping[str, Sequence[str]]) -> tuple[list[Port], int, dict[s
 
 def why_taken(port: int) -> str | None:
     """Why a task could not listen on a port of every interface; none if it could."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended run may linger
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            return error.strerror
+    try:
+        with HeldPorts(0) as held:
+            held.hold(port)
+    except OSError as error:
+        return error.strerror
     return None

@@ -4,48 +4,33 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.commands.doctor.finding import Answer, Finding, ok, problem, warning
+from trainer.commands.doctor.finding import Answer, Finding, judged, ok, problem, warning
 from trainer.faults.exit_codes import meaning
-from trainer.plan.checks.versions import CPU_WHEELS, SUPPORTED, is_in_range
+from trainer.plan.checks.versions import CPU_WHEELS, SUPPORTED, check_versions
 
 GPU_WHEELS = (
     "python -m pip uninstall -y tensorflow-cpu && python -m pip install --require-hashes -r requirements/gpu.txt"
 )
 
 
-def python(version: str, executable: str) -> Finding:
-    if is_in_range(version, SUPPORTED["Python"]):
-        return ok("Python", f"{version}, {executable}")
-    message = f"{version} ({executable}); supported: {SUPPORTED['Python']}"
-    return problem("Python", message, "rm -rf .venv && make PYTHON=python3.12 .venv/run")
-
-
-def package(name: str, version: str | None) -> Finding:
-    """A library other than TensorFlow, by the version that is installed."""
-    wanted = SUPPORTED[name]
+def package(name: str, version: str | None, at: str = "") -> Finding:
+    """Judges Python or a library other than TensorFlow by the version that is installed, and says where it is."""
     if version is None:
-        return problem(name, f"is not installed; supported: {wanted}", CPU_WHEELS)
-    if not is_in_range(version, wanted):
-        return problem(name, f"{version}; supported: {wanted}", f"python -m pip install '{name}{wanted}'")
-    return ok(name, version)
+        return problem(name, f"is not installed; supported: {SUPPORTED[name]}", CPU_WHEELS)
+    return judged(name, f"{version}{at}", check_versions({name: version}))
 
 
 def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Finding]:
     """TensorFlow's version by distribution, and the answer of the child process that imported it, if there was one."""
-    wanted = SUPPORTED["tensorflow"]
     if not installed:
-        message = f"is not installed; supported: {wanted}"
+        message = f"is not installed; supported: {SUPPORTED['tensorflow']}"
         return [problem("tensorflow", message, f"{CPU_WHEELS}   (with GPUs: requirements/gpu.txt)")]
     named = ", ".join(f"{name} {version}" for name, version in installed.items())
-    findings = []
+    findings = [judged("tensorflow", named, check_versions(installed))]
     if len(installed) > 1:
         message = f"{named} are both installed and overwrite each other's files"
         remedy = f"python -m pip uninstall -y {' '.join(installed)} && {CPU_WHEELS}"
-        findings.append(problem("tensorflow", message, remedy))
-    elif not all(is_in_range(version, wanted) for version in installed.values()):
-        findings.append(problem("tensorflow", f"{named}; supported: {wanted}", CPU_WHEELS))
-    else:
-        findings.append(ok("tensorflow", named))
+        findings = [problem("tensorflow", message, remedy)]
     return findings if imported is None else [*findings, _import(imported)]
 
 

@@ -18,6 +18,7 @@ SUPPORTED = {
 }
 TENSORFLOWS = ("tensorflow", "tensorflow-cpu")  # distributions of the package `tensorflow`
 CPU_WHEELS = "python -m pip install --require-hashes -r requirements/cpu.txt"
+OTHER_PYTHON = "rm -rf .venv && make PYTHON=python3.12 .venv/run"
 
 
 def check_versions(installed: Mapping[str, str]) -> Iterator[Problem]:
@@ -29,7 +30,8 @@ def check_versions(installed: Mapping[str, str]) -> Iterator[Problem]:
     for name, version in installed.items():
         library = "tensorflow" if name in TENSORFLOWS else name
         if not is_in_range(version, SUPPORTED[library]):
-            yield Problem(library, f"{name} {version} is installed; supported: {SUPPORTED[library]}", CPU_WHEELS)
+            remedy = OTHER_PYTHON if name == "Python" else CPU_WHEELS
+            yield Problem(library, f"{name} {version} is installed; supported: {SUPPORTED[library]}", remedy)
 
 
 def is_in_range(version: str, wanted: str) -> bool:
