@@ -1,7 +1,5 @@
 """mode=plan: shows who would run where, and starts nothing."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from trainer.commands.start import Start

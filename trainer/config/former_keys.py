@@ -1,7 +1,5 @@
 """Keys that earlier versions had: their old configs are still read, and the command line says what has their place."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

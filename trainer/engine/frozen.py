@@ -1,7 +1,5 @@
 """Gives the frozen weights of a model to a graph, as variables that are loaded once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

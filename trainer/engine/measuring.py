@@ -6,8 +6,6 @@ every float alone, or has no sum of products that could be contracted. Parts of 
 TensorFlow, which only copies them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol

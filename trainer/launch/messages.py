@@ -1,7 +1,5 @@
 """What a launcher and the processes that start tasks for it say to each other: lines of JSON, each with its kind."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any, get_args

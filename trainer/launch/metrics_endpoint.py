@@ -1,7 +1,5 @@
 """Serves the metrics of a whole run at one port of the launcher, and tells Prometheus where: prometheus.json."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

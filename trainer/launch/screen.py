@@ -1,7 +1,5 @@
 """Draws a run for a terminal of some size: one line that lives, and below it a table that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Writes status.json: what the launcher knows of a run and its tasks, about four times a second."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What there is to see of a run: how far it is, what each task does, and which tasks need attention. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence

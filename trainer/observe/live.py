@@ -7,8 +7,6 @@ run.status().step
 step, values = run.parameters("dense*/kernel")
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Serves read-only pages over HTTP: the status of a task, and the metrics of a run."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import socket

@@ -3,8 +3,6 @@
 Nothing is asked of the run's processes, so any host that shares the directory can read it.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 `GET /status` answers JSON, `GET /metrics` the numbers in Prometheus's text format. The page shows no environment.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

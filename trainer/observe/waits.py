@@ -1,7 +1,5 @@
 """Who waits for whom: the seconds that each worker has waited, by what it waited for. Pure; the clock is passed in."""
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Set

@@ -1,7 +1,5 @@
 """Checks that a task reads the data that the plan was made for: its lengths, its structure and a few examples."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

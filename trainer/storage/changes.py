@@ -1,7 +1,5 @@
 """Finds changes that affect the result of a run that continues; the data has its own check."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What the launcher of a run did and said, in order: events.jsonl, one JSON line for each."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

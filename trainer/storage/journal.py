@@ -1,7 +1,5 @@
 """Records what a task did, one JSON line for each act, in <run>/journal/<task>.jsonl; `mode=check` reads it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -14,8 +14,6 @@ loads into a cluster of any shape.
     ...-slot-count.npy, ...-slot-updated.npy   [n, 1] int32: how often each id was seen, and the step after which last
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """export/README.md: what an exported model is, how to use it, and how it came to be."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

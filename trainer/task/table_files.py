@@ -1,7 +1,5 @@
 """Rows of tables between memory and checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A model's function calls `adapt` in every task. It reads the data in the process
 others, and when a run resumes, the layers get what they had learned there.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reads the optimizer that a model was compiled with, as keys of the config, and makes one from such keys."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any

@@ -5,8 +5,6 @@ the sum of the weights. The mean over a batch is then not the plain mean of the 
 weighted by the counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

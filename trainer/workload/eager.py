@@ -8,8 +8,6 @@ mode, and a v1 graph cannot refer to them, so tensors become constants of the gr
 Python on a copy of the table's entries. Anything else from eager mode, such as a `tf.Variable`, is refused.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

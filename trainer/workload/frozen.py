@@ -4,8 +4,6 @@ The process that describes the model writes it to a file of the run, from which 
 vector holds it, so it does not travel; checkpoints have the file too.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Keras takes the entries of a mapping in the order of their sorted names, so an e
 later ones to wrong inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

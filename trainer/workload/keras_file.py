@@ -1,7 +1,5 @@
 """Finds what `model.keras` needs to be loaded elsewhere, and checks that it loads with that."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Makes losses and metrics from their names: those of Keras, and those of the user's file."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

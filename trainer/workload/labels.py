@@ -1,7 +1,5 @@
 """Checks unusual labels with the loss: only the loss decides if one that is no number or no class is valid."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 

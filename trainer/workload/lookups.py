@@ -5,8 +5,6 @@ first on the features alone, to record which ids it looks up (TensorFlow prunes 
 the rows of these ids given, in the order of its lookups. The gradient of a row is that of each place it was given to.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ Two batches are computed that differ in their last examples. What has other valu
 BatchNormalization is left out: it is known to do so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial

@@ -4,8 +4,6 @@ How losses are weighted and masked, how metrics are named, and what a metric's v
 counted by the sums of what each batch adds to its variables, so its value is that of one process over all examples.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress

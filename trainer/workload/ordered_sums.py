@@ -9,8 +9,6 @@ TensorFlow's arithmetic optimizer turns sums of two inputs into an AddN again. T
 shared memory: they have options of their own.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Whether what a model returns is what its losses take: logits or probabilities, of as many classes as the data has."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Replaces functions of Keras and TensorFlow for a while: the one place that does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ Keras's own path is used if it is unique in the model. Keras leaves out the name
 layer is in, so that two towers may both have a "fc1/kernel": these become "query/fc1/kernel" and "item/fc1/kernel".
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Probes a model: traces a training pass, without computing it, and records what the plan must know about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A layer may draw numbers by `tf.random.normal(...)` or `keras.random.normal(...)
 draws them from a state that begins anew in each process, so no two runs would be the same, nor a run that was resumed.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Names of the inputs and outputs of an exported model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The tables of a model that is exported: rows as variables, and in TensorFlow what else a lookup gives."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A trained model as other programs serve it: raw inputs in, probabilities out."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tries a model on a batch before anything starts: whether its outputs fit the labels, its loss and its metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial

@@ -1,7 +1,5 @@
 """Records warnings that Python and Keras emit for a user's code, to show them with the plan."""
 
-from __future__ import annotations
-
 import os
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """What the console's buttons do: the same as commands in a terminal, by the same means."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ other users of the machine reach its port. So every request needs the cookie tha
 known Host, and if it changes anything, the console's own Origin.
 """
 
-from __future__ import annotations
-
 import hmac
 from urllib.parse import parse_qsl, urlencode
 

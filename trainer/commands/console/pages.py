@@ -1,7 +1,5 @@
 """Makes the console's pages from what run directories say. Pure but for reading files."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

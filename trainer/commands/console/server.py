@@ -1,7 +1,5 @@
 """mode=console: serves the console until it is stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Finds the checkpoint that a command names, and prepares this process to compute with it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

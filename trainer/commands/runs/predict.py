@@ -1,7 +1,5 @@
 """mode=predict: writes the outputs of a checkpoint's model, for the data of its run or for other data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainer.commands.runs import checkpoints

@@ -1,7 +1,5 @@
 """Writes the trials of a sweep for the HPARAMS page of TensorBoard, where the package tensorboard is installed."""
 
-from __future__ import annotations
-
 import shutil
 import time
 

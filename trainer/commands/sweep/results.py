@@ -1,7 +1,5 @@
 """results.csv, results.md and results.svg of a sweep, study.log for Optuna's tools."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Runs the trials of a sweep, each as the command that a person would type."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

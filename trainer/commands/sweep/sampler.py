@@ -3,8 +3,6 @@
 A trial is drawn from the seed, its number and results alone, so a sweep that was killed goes on as if it had not been.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

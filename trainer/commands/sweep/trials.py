@@ -1,7 +1,5 @@
 """The trials of a sweep: what each tries, what came of it, and the file that remembers it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

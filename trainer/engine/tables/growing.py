@@ -10,8 +10,6 @@ A worker that joins may read while a host updates. A new row has its place befor
 touched is among `before_*`; and a reading during which a sweep began or ended is made again.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Mapping

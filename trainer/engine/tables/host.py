@@ -1,7 +1,5 @@
 """A host's side of tables: it updates the rows that were pushed to it, in place."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The memory of tables: that all tasks of a machine map, or that one process has for itself."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

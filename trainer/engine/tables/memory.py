@@ -9,8 +9,6 @@ Who writes what, and when:
 may be updating, first takes the rows and then, if the tag says so, puts back those that the update changes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

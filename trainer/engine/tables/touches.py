@@ -1,7 +1,5 @@
 """Which rows a batch touches: found in the input pipeline, ahead of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

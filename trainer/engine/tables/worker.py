@@ -1,7 +1,5 @@
 """A worker's side of tables: what its steps read, and where they leave their gradients for the hosts."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A socket on this machine that leads to the Docker engine of another one, through ssh."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """The launcher's end of one host's nursery, which a command such as ssh carries."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A run as a headless service and one job for each task, which any Kubernetes has."""
 
-from __future__ import annotations
-
 from trainer.config.schema import KubernetesConfig
 from trainer.launch.schedulers import scheduled
 from trainer.launch.schedulers.pods import (

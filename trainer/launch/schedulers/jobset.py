@@ -1,7 +1,5 @@
 """A run as a JobSet, for a cluster that has its controller."""
 
-from __future__ import annotations
-
 import os
 
 from trainer.config.schema import KubernetesConfig

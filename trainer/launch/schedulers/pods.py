@@ -4,8 +4,6 @@ It runs as an unprivileged user on a read-only root, without a token of the clus
 authentication, so a network policy admits the pods of the same run alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

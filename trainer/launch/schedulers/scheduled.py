@@ -3,8 +3,6 @@
 No launcher follows such a run: every task finds its role in TF_CONFIG, and the scheduler starts again what ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Renders a run as a stack of Docker Swarm, with a service that is a job for each task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainer.launch.containers.compose_file import literal

@@ -1,7 +1,5 @@
 """Submits a run, prints what its job prints, and returns its exit code; Ctrl-C leaves the job alone."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

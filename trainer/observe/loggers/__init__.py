@@ -1,7 +1,5 @@
 """Hands the history of a run to a file, MLflow, Weights & Biases, or a class of an installed package."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module

@@ -1,7 +1,5 @@
 """loggers=[csv]: loggers/history.csv of the run directory, a row for each line of the history and each evaluation."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ A process for each logger: one that hangs, fails or takes long to import holds u
 What was logged is remembered in loggers/NAME.json of the run directory, so a run that is continued is logged on.
 """
 
-from __future__ import annotations
-
 import json
 import select
 import sys

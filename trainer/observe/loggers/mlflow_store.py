@@ -1,7 +1,5 @@
 """loggers=[mlflow]: a run of MLflow, at $MLFLOW_TRACKING_URI or where MLflow puts it by itself."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """loggers=[wandb]: a run of Weights & Biases; WANDB_MODE=offline keeps it in loggers/wandb of the run directory."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Draws curves as SVG: values by step, on a linear or a logarithmic axis, as measured and smoothed. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

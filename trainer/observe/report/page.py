@@ -1,7 +1,5 @@
 """Renders the report of one run, or of several beside each other, by the template page.html.j2."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence

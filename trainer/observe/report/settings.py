@@ -1,7 +1,5 @@
 """The config of a run as what differs from the defaults, or from other runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Ends a run before its last step: when evaluations no longer improve, or a function of the user's file says so."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any

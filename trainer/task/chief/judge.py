@@ -1,7 +1,5 @@
 """Acts on evaluations: calls the user's hook, ends a run that no longer improves, and reduces the learning rate."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Sequence
 

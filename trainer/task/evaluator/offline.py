@@ -1,7 +1,5 @@
 """Evaluates a checkpoint of a run, or predicts with it, in a process that is not a task of the run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Examples that are dicts, as sources of features and labels."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Turns what a user gives as an array into an array of a type that TensorFlow has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reads Criteo's logs of displayed advertisements: a label, 13 numbers and 26 hashed ids in each line."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import shutil

@@ -1,7 +1,5 @@
 """Reads a data set from CSV files."""
 
-from __future__ import annotations
-
 import csv as csv_module
 import gzip
 import io

@@ -3,8 +3,6 @@
 Otherwise what it draws depends on what the process has read before: evaluations, other replicas, earlier steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import pickle

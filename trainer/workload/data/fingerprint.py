@@ -1,7 +1,5 @@
 """Computes the fingerprint of a data set: from all examples of small arrays, from a fixed sample of others."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

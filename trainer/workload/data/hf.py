@@ -1,7 +1,5 @@
 """Reads a data set of the Hugging Face library `datasets` from a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

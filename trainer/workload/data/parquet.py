@@ -1,7 +1,5 @@
 """Reads a data set from Parquet files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

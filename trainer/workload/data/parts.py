@@ -1,7 +1,5 @@
 """Divides examples into those to train on and those to evaluate on."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trainer.workload.data.examples import DataError

@@ -1,7 +1,5 @@
 """Finds files that a tf.data pipeline writes as it is read; two processes must not write them at the same time."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Reads a `keras.utils.PyDataset`: its batches depend on (seed, epoch) alone, however often and in whatever order."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """Finds the training and the evaluation data in what a user's function returned."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Reads streams: batches whose order is that of the user's pipeline, so a restart reads again what came before."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

@@ -1,7 +1,5 @@
 """Makes data sets of tables: columns by name, some of them labels or weights."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

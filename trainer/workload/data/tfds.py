@@ -1,7 +1,5 @@
 """Reads a data set that TensorFlow Datasets has prepared in a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
