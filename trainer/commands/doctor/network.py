@@ -37,14 +37,11 @@ def isolation(refused: str, settings: Mapping[str, str]) -> Finding:
     """Whether tasks can have a network of their own: why not, and the kernel's settings of USER_NAMESPACES, as text."""
     if not refused:
         return ok("isolation", "no other program can reach the tasks of a run on this machine")
-    allowed = [f"{name}={USER_NAMESPACES[name][1]}" for name, text in settings.items() if _forbids(name, text)]
+    pairs = [(name, text, *USER_NAMESPACES[name]) for name, text in settings.items()]
+    allowed = [f"{name}={other}" for name, text, forbidding, other in pairs if text.strip() == forbidding]
     remedy = f"sudo sysctl -w {' '.join(allowed)}" if allowed else "launch=docker, whose network is closed"
     message = f"not possible, so whoever reaches this machine can reach the tasks of a run: {refused}"
     return warning("isolation", message, remedy)
-
-
-def _forbids(name: str, text: str) -> bool:
-    return text.strip() == USER_NAMESPACES[name][0]
 
 
 def ephemeral_ports(text: str | None) -> Finding:

@@ -1,6 +1,6 @@
 """Compares where a task's operations ran with the plan; checks everything that was planned. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from trainer.config.words import count, some
 from trainer.observe.placement.executed import COMPILED, Operation
@@ -58,8 +58,10 @@ def _of_replicas(record: PlacementRecord, plan: Plan) -> Iterator[str]:
                 elsewhere.setdefault((whose, planned, operation.device), []).append(operation)
     for (whose, planned, ran), operations in elsewhere.items():
         were = f"{count(len(operations), 'operation')} of {whose} {'was' if len(operations) == 1 else 'were'}"
-        sentence = f"{were} planned on {planned} but ran on {ran}: {_names(operations)}"
-        yield sentence + _excuse(record, plan.task_named(record.task), planned, ran)
+        names = some([f"{operation.name} ({operation.type})" for operation in operations], EXAMPLES)
+        yield f"{were} planned on {planned} but ran on {ran}: {names}" + _excuse(
+            record, plan.task_named(record.task), planned, ran
+        )
 
 
 def _of_missing(record: PlacementRecord, plan: Plan) -> Iterator[str]:
@@ -94,7 +96,3 @@ def _excuse(record: PlacementRecord, task: Task, planned: str, ran: str) -> str:
         "; soft placement moves operations to the CPU that have no kernel for their device, or whose device is missing"
         f" (device.soft_placement={{{task.name}:false}} makes that an error)"
     )
-
-
-def _names(operations: Sequence[Operation]) -> str:
-    return some([f"{o.name} ({o.type})" for o in operations], EXAMPLES)

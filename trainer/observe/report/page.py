@@ -147,7 +147,7 @@ def context(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, st
         "changed": changed,
         "differences": settings.differences([record.config for record in records]) if len(records) > 1 else [],
         "versions": first.status.get("versions"),
-        "commands": _commands(first),
+        "commands": list(dict.fromkeys(shell.joined(event.command) for event in first.events if event.command)),
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         "log_url": lambda task: task.log,
         "file_url": str,
@@ -274,11 +274,6 @@ def _placement(run: ReportedRun) -> dict[str, Any] | None:
             for device, operations in one["devices"].items()
         ],
     }
-
-
-def _commands(run: ReportedRun) -> list[str]:
-    """Returns the commands that launched the run, in order, each once."""
-    return list(dict.fromkeys(shell.joined(event.command) for event in run.events if event.command))
 
 
 def _describe_event(event: RunEvent) -> str:

@@ -51,6 +51,12 @@ def map_nest(function: Callable[[Any], Any], nest: Nest) -> Nest:
     return None if nest is None else function(nest)
 
 
+def filled(nest: Nest, leaves: Iterable[Any]) -> Nest:
+    """Returns the same nest with other leaves, in the order of `leaves_of`."""
+    rest = iter(leaves)
+    return map_nest(lambda _: next(rest), nest)
+
+
 def leaves_of(nest: Nest, name: str = "") -> list[tuple[str, Any]]:
     """Everything in a nest but None, in the order of `map_nest`, with its name: features/age."""
     if isinstance(nest, Batch):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.workload.data.examples import Batch, DataError, Examples, Nest, Stream, StreamContext, leaves_of, map_nest
+from trainer.workload.data.examples import Batch, DataError, Examples, Nest, Stream, StreamContext, filled, leaves_of
 from trainer.workload.data.order import batch_indices
 from trainer.workload.data.streams import Arrays, evaluation_arrays, training_arrays
 
@@ -155,8 +155,7 @@ def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batc
             yield tuple(one for _, one in leaves_of(batch.features))
 
     def nest(*arrays: tf.Tensor) -> Nest:
-        rest = iter(arrays)
-        return map_nest(lambda _: next(rest), specs)
+        return filled(specs, arrays)
 
     signature = tuple(tf.TensorSpec([None, *one.shape], one.dtype) for _, one in leaves_of(specs))
     flat = tf.data.Dataset.from_generator(generate, output_signature=signature)
@@ -261,8 +260,7 @@ def _stream(
             yield (step, *arrays)
 
     def nest(step: tf.Tensor, *arrays: tf.Tensor) -> tuple[tf.Tensor, Batch, Nest]:
-        rest = iter(arrays)
-        batch = stream.spec.map(lambda _: next(rest))
+        batch: Batch = filled(stream.spec, arrays)
         return step, batch, derive(batch)
 
     signature = (tf.TensorSpec([], tf.int64), *specs)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.workload.data.examples import DataError
+from trainer.workload.patches import patched
 
 COMPLETE = ".index"  # suffix of a file that exists only if the cache is complete
 LOCK = "_0.lockfile"  # suffix of a file that exists while the cache is written
@@ -23,9 +24,9 @@ def noted() -> Iterator[list[str]]:
     """
     files: list[str] = []
     dataset = tf.data.Dataset
-    before = {name: vars(dataset)[name] for name in ("cache", "snapshot", "save")}
+    original = dataset.cache
 
-    @functools.wraps(before["cache"])
+    @functools.wraps(original)
     def cache(self: Any, filename: Any = "", *args: Any, **options: Any) -> Any:
         file = os.fspath(filename) if isinstance(filename, str | os.PathLike) else ""
         if file and Path(file + LOCK).exists():
@@ -36,15 +37,11 @@ def noted() -> Iterator[list[str]]:
         if file and not Path(file + COMPLETE).exists():
             files.append(f"cache({file!r})")
             filename = ""
-        return before["cache"](self, filename, *args, **options)
+        return original(self, filename, *args, **options)
 
-    for name, method in {"cache": cache, **{n: _noting(files, before[n]) for n in ("snapshot", "save")}}.items():
-        setattr(dataset, name, method)
-    try:
+    others = ((dataset, name, _noting(files, getattr(dataset, name))) for name in ("snapshot", "save"))
+    with patched((dataset, "cache", cache), *others):
         yield files
-    finally:
-        for name, method in before.items():
-            setattr(dataset, name, method)
 
 
 def _noting(files: list[str], method: Callable[..., Any]) -> Callable[..., Any]:

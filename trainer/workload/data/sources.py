@@ -22,6 +22,7 @@ from trainer.workload.data.examples import (
     Examples,
     Opened,
     Spec,
+    filled,
     leaves_of,
     read_rows,
     users_code,
@@ -193,8 +194,8 @@ def _open_random_access(source: Any, name: str, seed: int) -> Opened:
 
     def fetch(indices: tf.Tensor, _: tuple[tf.Tensor, ...], *, checks_labels: bool = True) -> Batch:
         read = partial(read_arrays, checks_labels=checks_labels)
-        rest = iter(read_rows(read, indices, [one for _, one in leaves_of(spec)]))
-        return spec.map(lambda _: next(rest))
+        batch: Batch = filled(spec, read_rows(read, indices, [one for _, one in leaves_of(spec)]))
+        return batch
 
     examples = Examples(count, (), fetch, fetch_any_labels=partial(fetch, checks_labels=False))
     return Opened(examples, spec, label_fault(first.labels, "", name))
@@ -211,13 +212,13 @@ def _items(source: Any, indices: list[int]) -> Iterable[Any]:
 def _stacked(items: list[Batch], name: str) -> Batch:
     columns = zip(*([np.asarray(leaf) for _, leaf in leaves_of(item)] for item in items), strict=True)
     try:
-        arrays = iter([np.stack(column) for column in columns])
+        stacked: Batch = filled(items[0], [np.stack(column) for column in columns])
     except ValueError as error:
         shapes = [[list(np.shape(leaf)) for _, leaf in leaves_of(item)] for item in items]
         other = next((one for one in shapes if one != shapes[0]), shapes[0])
         message = f"examples have the shapes {shapes[0]} and {other}; pad or cut what has different sizes"
         raise DataError(f"{name}: {message}") from error
-    return items[0].map(lambda _: next(arrays))
+    return stacked
 
 
 def _count_of_classes(given: Any, source: str) -> int | None:

@@ -16,6 +16,7 @@ from trainer.workload.data.examples import (
     Stream,
     StreamContext,
     describe_nest,
+    filled,
     leaves_of,
     users_code,
 )
@@ -153,17 +154,11 @@ def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
             raise DataError(f"{source}: gave {MANY} empty batches in a row")
         if empty:
             continue
-        yield _checked(to_batch(batch, source), source)
-
-
-def _checked(batch: Batch, source: str) -> Batch:
-    if len({len(leaf) for _, leaf in leaves_of(batch)}) > 1:
-        raise DataError(f"{source}: a batch has arrays of different numbers of examples: {_describe_sizes(batch)}")
-    return batch
-
-
-def _describe_sizes(batch: Batch) -> str:
-    return ", ".join(f"{name} {list(array.shape)}" for name, array in leaves_of(batch))
+        made = to_batch(batch, source)
+        if len({len(leaf) for _, leaf in leaves_of(made)}) > 1:
+            sizes = ", ".join(f"{name} {list(array.shape)}" for name, array in leaves_of(made))
+            raise DataError(f"{source}: a batch has arrays of different numbers of examples: {sizes}")
+        yield made
 
 
 def split(given: Any) -> Batch:
@@ -225,5 +220,5 @@ def _shapes(batch: Batch) -> Shapes:
 
 def _joined(one: Batch, other: Batch) -> Batch:
     pairs = zip(leaves_of(one), leaves_of(other), strict=True)
-    arrays = iter([np.concatenate([a, b]) for (_, a), (_, b) in pairs])
-    return one.map(lambda _: next(arrays))
+    joined: Batch = filled(one, [np.concatenate([a, b]) for (_, a), (_, b) in pairs])
+    return joined
