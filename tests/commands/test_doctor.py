@@ -248,11 +248,6 @@ def test_free_ports_and_tasks_elsewhere_are_on_one_line():
         (machine.shared_memory(None, 0), OK),
         (machine.shared_memory(64 * 2**20, 1), OK),
         (machine.shared_memory(64 * 2**20, 2), WARNING),
-        (
-            finding.judged("ulimit -n", "64 files per process", [Problem("ulimit -n", "too few", "ulimit -n 99")]),
-            PROBLEM,
-        ),
-        (finding.judged("ulimit -n", "1024 files per process", [Problem("seed", "bad", "seed=1")]), OK),
         (machine.run_directory("/r/a", "/r", 50 * 2**30, None), OK),
         (machine.run_directory("/r/a", "/r", 2**29, None), WARNING),
         (machine.run_directory("/r/a", "/r", 2**20, None), PROBLEM),
@@ -281,21 +276,12 @@ def test_only_nccl_uses_shared_memory():
     )
 
 
-def test_a_library_of_another_version_is_reported_once():
-    problems = [Problem("tensorflow", "tensorflow 2.15.1 is installed", "install another"), Problem("seed", "bad", "1")]
-    assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "1")]
-    findings = software.tensorflow({"tensorflow": "2.15.1"}, None)
-    assert findings[0].message == "tensorflow 2.15.1 is installed; supported: >=2.21,<2.22"
-    assert findings[0].remedy == CPU_WHEELS
-
-
-def test_tf_config_is_reported_once():
-    problems = [Problem("TF_CONFIG", "it is not JSON", "unset it"), Problem("seed", "bad", "seed=1")]
-    assert network.tf_config("{", problems, "None:None", "local") == Finding(
-        PROBLEM, "TF_CONFIG", "it is not JSON", "unset it"
-    )
+@pytest.mark.parametrize("key", finding.OTHER_LINES)
+def test_what_has_a_line_of_its_own_is_reported_once(key):
+    problems = [Problem(key, "it is bad", "unset it"), Problem("seed", "bad", "seed=1")]
+    assert finding.judged(key, "fine", problems) == Finding(PROBLEM, key, "it is bad", "unset it")
+    assert finding.judged(key, "fine", problems[1:]) == Finding(OK, key, "fine")
     assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "seed=1")]
-    assert network.tf_config("{}", [], "worker:1", "2ps4w").message == "this process runs worker:1 of 2ps4w"
 
 
 def info(**facts: object) -> Answer:

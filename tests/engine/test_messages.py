@@ -1,8 +1,8 @@
 """What a step costs in messages, bytes, sessions and calls, exactly: counted in what TensorFlow ran, never timed.
 
 Every session of a small cluster is traced, so that each Session.run leaves the tensors that it moved between tasks,
-with their bytes as they were sent. `plan/traffic.py` must name every one of them, and no other. Whoever adds a
-fetch, a message or a call to a step changes a number here.
+with their bytes as they were sent. `plan/traffic.py`, for a step, and the functions below, for an update, must name
+every one of them, and no other. Whoever adds a fetch, a message or a call to a step changes a number here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from trainer.engine.sharded import worker_graph
 from trainer.engine.sharded.host import ShardHost
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.plan import traffic
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan
 from trainer.plan.tables import SparsePattern
 from trainer.plan.traffic import Message
@@ -55,6 +56,29 @@ UPDATE_CALLS = {
     "async": [(1, 0), (0, 2)],  # the next arrival; its update, which is fed a place if vectors are in shared memory
     "backup": [(1, 0), (0, 3)],
 }
+TAG_NBYTES = 8  # generation and step
+ARRIVAL_NBYTES = 16  # a line of the order in which gradients arrived
+FLOAT_NBYTES = 4
+
+
+def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message]:
+    """Yields what a shard's host sends for one update; its tokens are in its own queues, and cost nothing."""
+    if not plan.has_shard_hosts or not is_clipped or plan.effective_strategy.waits_for_one:
+        return
+    for other in plan.shards:
+        if other.host != shard.host:  # the squared norms of all parameters, for the norm of the whole
+            yield Message(shard.host, other.host, TAG_NBYTES)
+            yield Message(shard.host, other.host, FLOAT_NBYTES * len(shard.trainable))
+            yield Message(other.host, shard.host, 0)
+
+
+def of_arrival(plan: Plan) -> Iterator[Message]:
+    """Yields what one gradient that arrives makes the first host of a quorum tell the others."""
+    if plan.effective_strategy.waits_for_quorum:
+        first, *others = plan.shards
+        for other in others:
+            yield Message(first.host, other.host, ARRIVAL_NBYTES)
+            yield Message(other.host, first.host, 0)
 
 
 class Call(NamedTuple):
@@ -226,9 +250,9 @@ def check_updates(steps: Steps, *, is_clipped: bool) -> None:
         joins = 0
         for calls in updates:
             moved = sum((call.messages for call in calls), Counter[Message]())
-            expected = Counter(traffic.of_update(steps.plan, shard, is_clipped=is_clipped))
+            expected = Counter(of_update(steps.plan, shard, is_clipped=is_clipped))
             if shard.index == 0:
-                expected += Counter(traffic.of_arrival(steps.plan))
+                expected += Counter(of_arrival(steps.plan))
             assert moved == expected
             *others, (fetched, fed) = UPDATE_CALLS[steps.plan.strategy]
             fed += steps.plan.wire == "memory" and steps.plan.strategy != "sync"

@@ -1,4 +1,4 @@
-"""What crosses from task to task: the messages of a worker's step, and those of an update. Pure: no TensorFlow.
+"""Lists what crosses from task to task in a worker's step. Pure: no TensorFlow.
 
 `tests/engine/test_messages.py` holds every line of it against what TensorFlow sends.
 """
@@ -7,12 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan
-
-TAG_NBYTES = 8  # generation and step
-ARRIVAL_NBYTES = 16  # a line of the order in which gradients arrived
-FLOAT_NBYTES = 4
 
 
 class Message(NamedTuple):
@@ -46,23 +41,3 @@ def of_step(plan: Plan, worker: str) -> Iterator[Message]:
             reached.add(shard.host)
         if plan.effective_strategy.waits_for_quorum and shard.host != first:
             yield Message(shard.host, first, 0)  # the gradients are there: the first host may decide
-
-
-def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message]:
-    """Yields what a shard's host sends for one update; its tokens are in its own queues, and cost nothing."""
-    if not plan.has_shard_hosts or not is_clipped or plan.effective_strategy.waits_for_one:
-        return
-    for other in plan.shards:
-        if other.host != shard.host:  # the squared norms of all parameters, for the norm of the whole
-            yield Message(shard.host, other.host, TAG_NBYTES)
-            yield Message(shard.host, other.host, FLOAT_NBYTES * len(shard.trainable))
-            yield Message(other.host, shard.host, 0)
-
-
-def of_arrival(plan: Plan) -> Iterator[Message]:
-    """Yields what one gradient that arrives makes the first host of a quorum tell the others."""
-    if plan.effective_strategy.waits_for_quorum:
-        first, *others = plan.shards
-        for other in others:
-            yield Message(first.host, other.host, ARRIVAL_NBYTES)
-            yield Message(other.host, first.host, 0)
