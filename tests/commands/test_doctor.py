@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.commands.doctor import docker, finding, gpus, machine, network, page, probe, software
+from trainer.commands.doctor import docker, finding, gpus, machine, network, probe, software
 from trainer.commands.doctor.finding import Answer, Finding, Level
 from trainer.commands.doctor.network import Port
 from trainer.faults.problems import Problem
@@ -430,7 +430,7 @@ def test_a_run_directory_below_a_file_is_a_problem(tmp_path):
 
 
 def test_the_page_is_aligned_and_keeps_text_in_brackets(capsys):
-    page.show([finding.ok("cores", "2"), finding.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
+    finding.show([finding.ok("cores", "2"), finding.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
     assert capsys.readouterr().out.splitlines() == [
         "ok       cores          2",
         "problem  run directory  a [b] c",

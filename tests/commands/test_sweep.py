@@ -351,12 +351,12 @@ def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
 @pytest.mark.long
 def test_tensorboard_has_the_values_and_the_score_of_each_trial(tmp_path):
     accumulator = optional("tensorboard.backend.event_processing.event_accumulator", "PAGE OF TensorBoard")
-    from trainer.commands.sweep import hparams
+    from trainer.commands.sweep import results
 
     made = Sweep(tmp_path, settings(space={"rate": [0.5, 1.0]}), {"rate": [0.5, 1.0]})
     made.add({"rate": 0.5}, {"rate": 1.0})
     made.trials[0].scores[9], made.trials[1].state = 0.25, "ended with 65: NaN"
-    hparams.write(made)
+    results.write_hparams(made)
     read = accumulator.EventAccumulator(str(tmp_path / "hparams/0000"))
     read.Reload()
     (score,) = read.Scalars("eval_loss")

@@ -179,5 +179,5 @@ def test_operations_of_other_tasks_are_listed_too():
 
 
 def test_reading_and_checking_import_no_tensorflow():
-    code = "import sys, trainer.observe.placement.files; assert 'tensorflow' not in sys.modules"
+    code = "import sys, trainer.observe.placement.verify; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

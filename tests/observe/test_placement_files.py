@@ -7,7 +7,7 @@ import multiprocessing
 import threading
 from collections.abc import Mapping
 
-from trainer.observe.placement import files
+from trainer.observe.placement import verify
 from trainer.observe.placement.executed import Operation, Transfer
 from trainer.observe.placement.record import STEP, UPDATE, PlacementRecord
 from trainer.plan.layout import Parameter
@@ -53,9 +53,9 @@ STEPPED = PlacementRecord(
 
 
 def test_the_parts_of_all_tasks_are_merged(tmp_path):
-    files.write(tmp_path, STEPPED, plan())
+    verify.write(tmp_path, STEPPED, plan())
     assert json.loads((tmp_path / "placement.json").read_text())["as_planned"] is True
-    files.write(tmp_path, UPDATED, plan())
+    verify.write(tmp_path, UPDATED, plan())
     told = json.loads((tmp_path / "placement.json").read_text())
     assert [(one["task"], one["run"], one["differences"]) for one in told["records"]] == [
         ("ps:0", "update", []),
@@ -70,7 +70,7 @@ def test_the_parts_of_all_tasks_are_merged(tmp_path):
 
 
 def test_a_difference_is_in_the_file_too(tmp_path):
-    files.write(tmp_path, PlacementRecord("ps:0", UPDATE, operations({"update/MatMul": PS}), ()), plan())
+    verify.write(tmp_path, PlacementRecord("ps:0", UPDATE, operations({"update/MatMul": PS}), ()), plan())
     told = json.loads((tmp_path / "placement.json").read_text())
     assert told["as_planned"] is False
     assert told["records"][0]["differences"] == [
@@ -79,16 +79,16 @@ def test_a_difference_is_in_the_file_too(tmp_path):
 
 
 def test_the_part_of_a_task_of_an_earlier_cluster_is_ignored(tmp_path):
-    files.write(tmp_path, PlacementRecord("worker:7", STEP, (), ()), plan())
-    files.write(tmp_path, UPDATED, plan())
+    verify.write(tmp_path, PlacementRecord("worker:7", STEP, (), ()), plan())
+    verify.write(tmp_path, UPDATED, plan())
     assert [one["task"] for one in json.loads((tmp_path / "placement.json").read_text())["records"]] == ["ps:0"]
 
 
 def test_tasks_that_write_at_once_lose_no_part(tmp_path):
     everyone = [PlacementRecord(f"worker:{i}", STEP, STEPPED.operations, ()) for i in range(4)]
     spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=files.write, args=(tmp_path, r, plan(4))) for r in everyone[:2]]
-    writers += [threading.Thread(target=files.write, args=(tmp_path, r, plan(4))) for r in everyone[2:]]
+    writers = [spawn.Process(target=verify.write, args=(tmp_path, r, plan(4))) for r in everyone[:2]]
+    writers += [threading.Thread(target=verify.write, args=(tmp_path, r, plan(4))) for r in everyone[2:]]
     for writer in writers:
         writer.start()
     for writer in writers:

@@ -15,7 +15,7 @@ from trainer.launch.containers.inputs import with_absolute_paths
 from trainer.launch.containers.owners import check_readable, lend, user_of_tasks
 from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_specs, inside, project_of
 from trainer.launch.planning import make
-from trainer.launch.schedulers import jobs, jobset, scheduled, stack_file
+from trainer.launch.schedulers import jobs, scheduled, stack_file
 from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan
 from trainer.storage import changes, foreign, resume
@@ -56,7 +56,8 @@ def show_for_scheduler(config: RunConfig) -> int:
         folder = str(Path(config.run).resolve().parent if config.run else Path("runs").resolve())
         objects = [stack_file.render(run, folder)]
     else:
-        objects = (jobset if config.target is Target.kubernetes else jobs).objects(run, config.kubernetes)
+        objects_of = jobs.of_jobset if config.target is Target.kubernetes else jobs.of_jobs
+        objects = objects_of(run, config.kubernetes)
     print(scheduled.header(f"{plan.cluster}: {plan.describe()}", typed()), end="")
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return exit_codes.OK

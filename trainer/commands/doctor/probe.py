@@ -27,7 +27,6 @@ from trainer.commands.doctor.docker import docker
 from trainer.commands.doctor.finding import Answer, Finding, Level
 from trainer.commands.doctor.gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_of_tensorflow, read_gpus
 from trainer.commands.doctor.network import Port
-from trainer.commands.doctor.page import show
 from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
@@ -75,8 +74,8 @@ def run(config: RunConfig, start: Start) -> int:
     cluster, gpus = config.cluster, any(config.device.gpus.values())
     wanted = MachineNeeds(problems, cluster.name, cluster.addresses, f"{config.job}:{config.task}", config.run, gpus)
     findings = examine(wanted, os.environ)
-    show(findings)
-    return PROBLEM_FOUND if any(finding.level is Level.problem for finding in findings) else 0
+    finding.show(findings)
+    return PROBLEM_FOUND if any(one.level is Level.problem for one in findings) else 0
 
 
 def examine(wanted: MachineNeeds, environment: Mapping[str, str]) -> list[Finding]:

@@ -1,8 +1,10 @@
-"""results.csv, results.md and results.svg of a sweep, study.log for Optuna's tools."""
+"""Writes results.csv, results.md and results.svg of a sweep, and the trials for the HPARAMS page of TensorBoard."""
 
 import csv
 import io
 import math
+import shutil
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from trainer.config.keys import shown
 from trainer.storage.atomic import write_atomically
 
 LINEAR = Range(0.0, 1.0)
-TABLE, PAGE, PLOT = "results.csv", "results.md", "results.svg"
+TABLE, PAGE, PLOT, HPARAMS = "results.csv", "results.md", "results.svg", "hparams"
 
 
 def write(sweep: Sweep) -> None:
@@ -34,6 +36,27 @@ def _row(trial: Trial) -> list[str]:
     score = "" if math.isnan(trial.score) else f"{trial.score:.9g}"
     values = map(shown, trial.values.values())
     return [trial.name, *values, str(trial.trained), score, trial.state, trial.params_sha256[:12]]
+
+
+def write_hparams(sweep: Sweep) -> None:
+    """Writes hparams/NNNN of the sweep anew.
+
+    Raises:
+        ImportError: if tensorboard is not installed.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    shutil.rmtree(sweep.path / HPARAMS, ignore_errors=True)
+    for trial in sweep.trials:
+        values = {key: one if isinstance(one, int | float) else shown(one) for key, one in trial.values.items()}
+        scores = [Summary.Value(tag=sweep.settings.metric, simple_value=trial.score)] if trial.scores else []
+        writer = EventFileWriter(str(sweep.path / HPARAMS / trial.name))
+        for step, summary in ((0, hparams_pb(values, trial_id=trial.name)), (trial.steps, Summary(value=scores))):
+            writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        writer.close()
 
 
 def plot(sweep: Sweep) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.commands.sweep import hparams, results, sampler, table
+from trainer.commands.sweep import results, sampler, table
 from trainer.commands.sweep.shares import TrialShare
 from trainer.commands.sweep.space import Values, overrides
 from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial, rungs, survivors
@@ -230,7 +230,7 @@ def _conclude(sweep: Sweep, share: TrialShare) -> None:
     except ImportError:
         print(f"no {results.PLOT} was drawn: pip install 'trainer[sweep]'")
     with suppress(ImportError):
-        hparams.write(sweep)
+        results.write_hparams(sweep)
     with suppress(sampler.NoOptunaError):
         is_lowest = sweep.settings.is_lowest
         sampler.write_journal(sweep.path / "study.log", sweep.path.name, sweep.space, sweep.trials, is_lowest=is_lowest)
