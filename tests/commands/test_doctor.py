@@ -201,10 +201,10 @@ def test_a_limit_below_one_core_is_a_warning():
 
 def test_memory_counts_the_cgroup():
     meminfo = {"MemTotal": 16 * 2**30, "MemAvailable": 8 * 2**30}
-    assert machine.memory(meminfo, None, 0) == Finding(OK, "memory", "8.0 GiB of 16.0 GiB available")
+    assert machine.memory(meminfo, None, 0) == Finding(OK, "memory", "8.00 GiB of 16.00 GiB available")
     verdict = machine.memory(meminfo, 2 * 2**30, 3 * 2**29)
     assert verdict.level is WARNING
-    assert "a cgroup's limit of 2.0 GiB, 1.5 GiB in use" in verdict.message
+    assert "a cgroup's limit of 2.00 GiB, 1.50 GiB in use" in verdict.message
     assert machine.memory({}, None, 0).level is WARNING
 
 
@@ -267,11 +267,11 @@ def test_the_setting_that_forbids_user_namespaces_is_named():
 
 
 def test_only_nccl_uses_shared_memory():
-    assert machine.shared_memory(2**26, 0).message == "64 MiB; only NCCL between several GPUs uses it"
+    assert machine.shared_memory(2**26, 0).message == "64.0 MiB; only NCCL between several GPUs uses it"
     assert machine.shared_memory(None, 0).message == "missing; only NCCL between several GPUs needs it"
     verdict = machine.shared_memory(2**26, 2)
     assert (verdict.message, verdict.remedy.partition(",")[0]) == (
-        "64 MiB; NCCL needs more between 2 GPUs",
+        "64.0 MiB; NCCL needs more between 2 GPUs",
         "docker run --shm-size=1g",
     )
 
@@ -410,7 +410,7 @@ def test_ports_of_this_machine_are_tried():
 
 def test_trying_the_run_directory_leaves_nothing_behind(tmp_path):
     verdict = probe.check_run_directory(tmp_path / "runs" / "first")
-    assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ GiB free", verdict.message)
+    assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ [GM]iB free", verdict.message)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from trainer.config.words import size
 from trainer.workload.patches import patched
 
 FLOAT_BYTES = 4
@@ -29,21 +30,15 @@ def within_memory() -> Iterator[None]:
 
     def add_if_it_fits(layer: keras.layers.Layer, shape: Any = None, *arguments: Any, **options: Any) -> Any:
         nonlocal total
-        sizes = (
-            [int(size or 1) for size in shape] if isinstance(shape, Iterable) else []
-        )  # of any type that Keras takes
-        nbytes = FLOAT_BYTES * math.prod(sizes)
+        axes = [int(axis or 1) for axis in shape] if isinstance(shape, Iterable) else []  # of any type that Keras takes
+        nbytes = FLOAT_BYTES * math.prod(axes)
         total += nbytes
         if total > limit:
             raise ValueError(
-                f"layer {layer.path}: a variable {sizes} takes {_gib(nbytes)}, and with it the model takes "
-                f"{_gib(total)}; this machine's memory is {_gib(limit)}"
+                f"layer {layer.path}: a variable {axes} takes {size(nbytes)}, and with it the model takes "
+                f"{size(total)}; this machine's memory is {size(limit)}"
             )
         return add_weight(layer, shape, *arguments, **options)
 
     with patched((keras.layers.Layer, "add_weight", add_if_it_fits)):
         yield
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:,.1f} GiB"

@@ -7,6 +7,7 @@ of their own.
 from collections.abc import Mapping
 
 from trainer.commands.doctor.finding import Finding, ok, problem, warning
+from trainer.config.words import size
 
 GIB = 2**30
 LITTLE_MEMORY = 1 * GIB  # a task that trains a small model takes about half of it
@@ -30,10 +31,10 @@ def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
             "memory", "unknown: there is no /proc/meminfo", "check it by hand: each task needs about 0.5 GiB"
         )
     total, free = meminfo["MemTotal"], meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
-    text = f"{_gib(free)} of {_gib(total)} available"
+    text = f"{size(free)} of {size(total)} available"
     if limit is not None and limit < total:
         free = min(free, limit - used)
-        text += f"; a cgroup's limit of {_gib(limit)}, {_gib(used)} in use"
+        text += f"; a cgroup's limit of {size(limit)}, {size(used)} in use"
     if free < LITTLE_MEMORY:
         return warning("memory", text, "end other programs, or use a smaller cluster=; a task needs about 0.5 GiB")
     return ok("memory", text)
@@ -43,9 +44,9 @@ def shared_memory(nbytes: int | None, gpu_count: int) -> Finding:
     if nbytes is None:
         return ok("/dev/shm", "missing; only NCCL between several GPUs needs it")
     if gpu_count > 1 and nbytes < LITTLE_SHARED_MEMORY:
-        message = f"{_mib_of(nbytes)}; NCCL needs more between {gpu_count} GPUs"
+        message = f"{size(nbytes)}; NCCL needs more between {gpu_count} GPUs"
         return warning("/dev/shm", message, "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm")
-    return ok("/dev/shm", f"{_mib_of(nbytes)}; only NCCL between several GPUs uses it")
+    return ok("/dev/shm", f"{size(nbytes)}; only NCCL between several GPUs uses it")
 
 
 def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> Finding:
@@ -54,7 +55,7 @@ def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> 
     if refused is not None:
         remedy = f"run=/a/folder/of/yours, or sudo mkdir -p {path} && sudo chown $USER {path}"
         return problem(what, f"{path} cannot be written: {refused}", remedy)
-    text = f"{path}, {_gib(free)} free"
+    text = f"{path}, {size(free)} free"
     if free < LITTLE_DISK:
         remedy = f"df -h {exists_at}; remove old runs, or run=/another/disk/first"
         return (problem if free < NO_DISK else warning)(what, text, remedy)
@@ -62,12 +63,4 @@ def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> 
 
 
 def warm_process(pid: int, memory: int) -> Finding:
-    return ok("warm process", f"pid {pid}, {_mib_of(memory)}: TensorFlow is imported for the next command")
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / GIB:.1f} GiB"
-
-
-def _mib_of(nbytes: int) -> str:
-    return _gib(nbytes) if nbytes >= GIB else f"{nbytes / 2**20:.0f} MiB"
+    return ok("warm process", f"pid {pid}, {size(memory)}: TensorFlow is imported for the next command")

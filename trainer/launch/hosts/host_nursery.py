@@ -23,7 +23,7 @@ from trainer.launch.hosts.order import TOKEN, NurseryOrder
 from trainer.launch.messages import HostFacts, encode
 from trainer.launch.processes import nursery
 from trainer.launch.processes.ports import HeldPorts
-from trainer.observe.machine import this_machine
+from trainer.observe.machine import read, this_machine
 from trainer.plan.environment import VISIBLE
 
 SILENT_SECS = 60.0  # without a request; the launcher sends one every few seconds
@@ -101,15 +101,9 @@ def _describe(order: NurseryOrder, ports: list[int]) -> HostFacts:
         code=versions.code_hash(),
         cores=machine.cores,
         gpus=machine.gpus,
-        sees_run=_read(Path(order.run) / TOKEN) == order.token,
+        sees_run=read(Path(order.run) / TOKEN) == order.token,
         ports=tuple(ports),
     )
-
-
-def _read(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return ""
 
 
 def _fence(order: NurseryOrder) -> Path:
