@@ -97,8 +97,7 @@ def _compose(path: Path) -> yaml.Node | None:
     text = path.read_text(encoding="utf-8")
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark, which hides its first line from Hydra")
-    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-    return node
+    return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:

@@ -99,8 +99,7 @@ def compute(
         ]
         return Packed(vectors, computed.rows)
 
-    packed: Packed = run_step(vectors, shards, replica, batches, requests, pack, rows)
-    return packed
+    return run_step(vectors, shards, replica, batches, requests, pack, rows)
 
 
 def run_step(

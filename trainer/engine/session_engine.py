@@ -76,8 +76,7 @@ class SessionEngine:
     def _run(self, step: list[Any], feeds: dict[Any, Any], *, fetch_gradients: bool) -> Sequence[Any]:
         fetches = [*step, *([self._gradients] if fetch_gradients else [])]
         if not self.is_tracing:
-            outputs: Sequence[Any] = self.session.run(fetches, feeds)
-            return outputs
+            return self.session.run(fetches, feeds)
         outputs, self.executed = run_traced(self.session, fetches, feeds)
         self.is_tracing = False
         return outputs

@@ -47,8 +47,7 @@ def describe(question: ModelProbe, child: Child | None = None, waits: Waits = la
 
 
 def _read(answer: Any) -> Description:
-    description: Description = from_json(Description, answer)
-    return description
+    return from_json(Description, answer)
 
 
 def _ask_new_process(question: ModelProbe, waits: Waits) -> dict[str, Any]:

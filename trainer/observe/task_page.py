@@ -123,12 +123,10 @@ class TaskPage:
         Raises:
             KeyError, TypeError, ValueError: if it is no page of a task.
         """
-        page: TaskPage = from_json(cls, value)
-        return page
+        return from_json(cls, value)
 
     def to_json(self) -> dict[str, Any]:
-        page: dict[str, Any] = to_json(self)
-        return page
+        return to_json(self)
 
     def as_of_now(self) -> TaskPage:
         """Returns the page of this process with what only a reader asks for: its time, memory and CPU time."""

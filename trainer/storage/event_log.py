@@ -56,5 +56,4 @@ class EventLog:
         """Yields the events of the file; skips damaged lines."""
         for line in lines(self._path):
             with contextlib.suppress(*DAMAGED):
-                event: RunEvent = from_json(RunEvent, line)
-                yield event
+                yield from_json(RunEvent, line)

@@ -132,6 +132,4 @@ def read(values: Mapping[str, Any]) -> Entry:
     Raises:
         KeyError, TypeError: if it has none.
     """
-    kind: Any = KINDS[values["event"]]
-    entry: Entry = from_json(kind, values)
-    return entry
+    return from_json(KINDS[values["event"]], values)

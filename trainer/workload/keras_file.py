@@ -123,8 +123,7 @@ def _check_same_outputs(model: keras.Model, loaded: keras.Model) -> str:
 
 def _computed_of_ones(model: keras.Model, size: int) -> list[Any]:
     """Returns the outputs for one example; `size` replaces the open sizes."""
-    outputs: list[Any] = keras.tree.flatten(model(keras.tree.map_structure(lambda one: _ones(one, size), model.input)))
-    return outputs
+    return keras.tree.flatten(model(keras.tree.map_structure(lambda one: _ones(one, size), model.input)))
 
 
 def _ones(tensor: Any, size: int) -> Any:

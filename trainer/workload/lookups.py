@@ -171,8 +171,7 @@ def _layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def _sparse_of(layer: keras.Layer) -> _Sparse:
-    sparse: _Sparse = layer._sparse_table
-    return sparse
+    return layer._sparse_table
 
 
 def _mark(layer: keras.layers.Embedding, pattern: SparsePattern) -> None:

@@ -101,8 +101,7 @@ def _places_of(
 
 
 def _inner(layer: keras.Layer) -> list[keras.Layer]:
-    inner: list[keras.Layer] = layer._flatten_layers(include_self=False, recursive=False)
-    return inner
+    return layer._flatten_layers(include_self=False, recursive=False)
 
 
 def _shared(paths: Sequence[keras.Layer | keras.Variable]) -> set[str]:

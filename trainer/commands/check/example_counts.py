@@ -92,8 +92,7 @@ def _order_of_epoch(seed: int, epoch: int, examples: int) -> list[int]:
     )
     if child.returncode != 0:
         raise RuntimeError(f"the order of the data could not be computed:\n{child.stderr[-2000:]}")
-    order: list[int] = json.loads(child.stdout.splitlines()[-1])
-    return order
+    return json.loads(child.stdout.splitlines()[-1])
 
 
 def _main(seed: int, epoch: int, examples: int) -> None:

@@ -136,10 +136,10 @@ def rungs(steps: int, trials: int, factor: int | None) -> list[tuple[int, int]]:
     if factor is None:
         return [(steps, trials)]
     rounds = max(0, math.floor(math.log(trials) / math.log(factor) + 1e-9))
-    found = []
-    for k in range(rounds + 1):
-        found.append((max(1, math.ceil(steps / factor ** (rounds - k))), max(1, math.ceil(trials / factor**k))))
-    return found
+    return [
+        (max(1, math.ceil(steps / factor ** (rounds - k))), max(1, math.ceil(trials / factor**k)))
+        for k in range(rounds + 1)
+    ]
 
 
 def survivors(sweep: Sweep, steps: int, count: int) -> Sequence[Trial]:

@@ -75,8 +75,7 @@ class Rejoin:
         self.is_due = False
         with session.graph.as_default():
             pulled = [_pull_without_token(link, self._tag_feed) for link in self._links]
-        vectors: list[np.ndarray] = session.run(pulled, {self._tag_feed: self._tag})
-        return vectors
+        return session.run(pulled, {self._tag_feed: self._tag})
 
 
 def build_join(links: Sequence[Link], strategy: Strategy, ticket: tf.Tensor) -> list[tf.Operation]:

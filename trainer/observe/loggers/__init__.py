@@ -40,5 +40,4 @@ def make(name: str) -> Logger:
         ImportError: if its package is not installed.
     """
     module, _, attribute = loggers()[name].partition(":")
-    made: Logger = getattr(import_module(module), attribute)()
-    return made
+    return getattr(import_module(module), attribute)()

@@ -75,8 +75,7 @@ def _hashes(values: np.ndarray, count: int) -> np.ndarray:
 
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         texts = tf.compat.v1.placeholder(tf.string, [None])
-        found: np.ndarray = session.run(_hashed(texts, count), {texts: [str(value).encode() for value in values]})
-        return found
+        return session.run(_hashed(texts, count), {texts: [str(value).encode() for value in values]})
 
 
 def _hashed(texts: tf.Tensor, count: int) -> tf.Tensor:

@@ -49,8 +49,7 @@ def npy(*, path: str, scale: float | None = None, classes: int | None = None) ->
 
 def _map(file: Path) -> np.ndarray:
     try:
-        array: np.ndarray = np.load(check_file(file, option="data.options.path"), mmap_mode="r", allow_pickle=False)
-        return array
+        return np.load(check_file(file, option="data.options.path"), mmap_mode="r", allow_pickle=False)
     except DataError:
         raise
     except (OSError, ValueError, EOFError) as error:

@@ -71,8 +71,7 @@ def _column(column: Any, name: str) -> np.ndarray:
         )
     if column.null_count:
         column = column.cast(arrow.float64())
-    values: np.ndarray = column.to_numpy()
-    return values
+    return column.to_numpy()
 
 
 def _lists(column: Any, name: str) -> np.ndarray:

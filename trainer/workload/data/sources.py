@@ -194,8 +194,7 @@ def _open_random_access(source: Any, name: str, seed: int) -> Opened:
 
     def fetch(indices: tf.Tensor, _: tuple[tf.Tensor, ...], *, checks_labels: bool = True) -> Batch:
         read = partial(read_arrays, checks_labels=checks_labels)
-        batch: Batch = filled(spec, read_rows(read, indices, [one for _, one in leaves_of(spec)]))
-        return batch
+        return filled(spec, read_rows(read, indices, [one for _, one in leaves_of(spec)]))
 
     examples = Examples(count, (), fetch, fetch_any_labels=partial(fetch, checks_labels=False))
     return Opened(examples, spec, label_fault(first.labels, "", name))
@@ -204,8 +203,7 @@ def _open_random_access(source: Any, name: str, seed: int) -> Opened:
 def _items(source: Any, indices: list[int]) -> Iterable[Any]:
     """The examples with these indices; some objects read several faster than one by one."""
     if hasattr(source, "__getitems__"):
-        items: Iterable[Any] = source.__getitems__(indices)
-        return items
+        return source.__getitems__(indices)
     return (source[index] for index in indices)
 
 

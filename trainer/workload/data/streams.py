@@ -220,5 +220,4 @@ def _shapes(batch: Batch) -> Shapes:
 
 def _joined(one: Batch, other: Batch) -> Batch:
     pairs = zip(leaves_of(one), leaves_of(other), strict=True)
-    joined: Batch = filled(one, [np.concatenate([a, b]) for (_, a), (_, b) in pairs])
-    return joined
+    return filled(one, [np.concatenate([a, b]) for (_, a), (_, b) in pairs])
