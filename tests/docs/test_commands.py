@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 SHORT = {"train.steps": 6, "train.batch_size": 32, "checkpoint.every": 3}
-TRAINER = "python -m trainer "
 # What needs GPUs, other machines or files that are not here, or has a test of its own: it is planned, not run.
 ELSEWHERE = re.compile(
     r"device=gpu|device\.gpus|cluster\.addresses|launch=(?:ssh|slurm|docker 'cluster)|data=(?:npz|tfrecord|csv|images)|"
@@ -66,25 +65,30 @@ def name_of(path: Path) -> str:
 
 
 def is_of_trainer(command: str) -> bool:
-    return f"{command} ".startswith(TRAINER)
+    return f"{command} ".startswith("trainer ")
+
+
+def is_called(command: str, *names: str) -> bool:
+    """Whether the first word behind `trainer` is one of these commands."""
+    return is_of_trainer(command) and command.split()[1:2] in [[name] for name in names]
 
 
 def is_planned(command: str) -> bool:
     """Whether a command is only planned: in this process, which costs a fraction of a second."""
-    if not is_of_trainer(command) or "mode=doctor" in command or PROJECT in command:
+    if not is_of_trainer(command) or is_called(command, "doctor") or PROJECT in command:
         return False
-    return "mode=plan" in command or is_elsewhere(command)
+    return is_called(command, "plan") or is_elsewhere(command)
 
 
 def is_elsewhere(command: str) -> bool:
-    return bool(ELSEWHERE.search(command) or EXAMPLE.search(command)) or "mode=chaos" in command
+    return bool(ELSEWHERE.search(command) or EXAMPLE.search(command)) or is_called(command, "chaos")
 
 
 ALL = list(dict.fromkeys(command for path in PAGES for command in commands(path)))
 
 
 def test_every_command_is_of_a_known_kind():
-    known = ("make ", "python -m trainer", "python -m pytest", "python examples/", *PARSED)
+    known = ("make ", "trainer", "python -m trainer.observe", "python -m pytest", "python examples/", *PARSED)
     assert [c for c in ALL if not c.startswith(known)] == []
 
 
@@ -114,7 +118,8 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
     machine = Machine(cores=2, gpus=8)
     descriptions: dict[str, Description] = {}
     for command in filter(is_planned, commands(path)):
-        words = shlex.split(EXAMPLE.sub(lambda named: f"{ROOT}/{named[0]}", command))[3:]
+        words = shlex.split(EXAMPLE.sub(lambda named: f"{ROOT}/{named[0]}", command))[1:]
+        words = words[1:] if words[0] in ("plan", "render", "chaos") else words
         typed = [w for w in words if not w.startswith(("mode=", "launch=", "plan.write_to=", "--"))]
         overrides = arguments.sort(typed).overrides
         folder = next((w.partition("=")[2] for w in words if w.startswith("--config-dir=")), None)
@@ -139,7 +144,7 @@ def write_files(path: Path) -> None:
 
 def shortened(command: str) -> list[str]:
     """The arguments of python; a run that is continued for more steps still is."""
-    words = shlex.split(command)[1:]
+    words = ["-m", *shlex.split(command)] if is_of_trainer(command) else shlex.split(command)[1:]
     if words[0].startswith("examples/"):
         return [str(ROOT / words[0]), *words[1:]]
     given = dict(word.partition("=")[::2] for word in words)
@@ -154,7 +159,7 @@ def shortened(command: str) -> list[str]:
     return [w for w in words if w.partition("=")[0] not in SHORT] + [f"{key}={value}" for key, value in short.items()]
 
 
-MAIN_JOB = "python -m trainer cluster=2ps4w"
+MAIN_JOB = "trainer cluster=2ps4w"
 
 
 def runs() -> Iterator[object]:
@@ -190,13 +195,8 @@ def key_of(command: str, *, alone: bool) -> tuple[str, ...]:
 def is_run(command: str) -> bool:
     if command.startswith("python examples/") or "trainer.observe.profile" in command or PROJECT in command:
         return True
-    # mode=clean would clean up after other tests too; those of containers run it.
-    return (
-        is_of_trainer(command)
-        and not is_elsewhere(command)
-        and "mode=plan" not in command
-        and "mode=clean" not in command
-    )
+    # `trainer clean` would clean up after other tests too; those of containers run it.
+    return is_of_trainer(command) and not is_elsewhere(command) and not is_called(command, "plan", "clean")
 
 
 @pytest.mark.cluster
@@ -226,13 +226,13 @@ def shown_after(command: str, path: Path) -> str:
     return block.partition("\n")[2]
 
 
-REFUSED = "python -m trainer cluster=2ps4w train.stepz=3 train.batch_size=255"
+REFUSED = "trainer cluster=2ps4w train.stepz=3 train.batch_size=255"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [p for p in PAGES if REFUSED in p.read_text()], ids=name_of)
 def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path, python: Forks):
-    ended = python.run(*shlex.split(REFUSED)[1:], cwd=tmp_path)
+    ended = python.run("-m", *shlex.split(REFUSED), cwd=tmp_path)
     assert (ended.returncode, ended.stderr.strip()) == (2, shown_after(REFUSED, path).strip())
     assert list(tmp_path.iterdir()) == []
 
