@@ -15,6 +15,7 @@ from small_clusters import STEPS, Cluster, digest, plain, to_the_end, unbroken, 
 
 from trainer.engine.sharded.resources import HOLD, JOIN, Link
 from trainer.engine.sharded.worker import ShardedEngine
+from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
 
 pytestmark = pytest.mark.cluster
@@ -30,14 +31,15 @@ AT_STEPS = {  # what a worker still does of its last step, by the moment of its 
 
 
 @functools.cache
-def updates() -> dict[int, tuple[float, ...]]:
-    """The loss and the sums of metrics of each update, by the step after it, of workers that nothing disturbs."""
+def undisturbed() -> tuple[dict[int, tuple[float, ...]], Snapshot]:
+    """The loss and the sums of metrics of each update, by the step after it, and the last state of two workers."""
 
-    def watch(engine: ShardedEngine) -> dict[int, tuple[float, ...]]:
+    def watch(engine: ShardedEngine) -> tuple[dict[int, tuple[float, ...]], Snapshot]:
         engine.start()
         seen = [engine.step() for _ in range(STEPS)] + [engine.peek()]
+        last = engine.snapshot()
         engine.leave()
-        return {result.step: (result.loss, *result.sums) for result in seen[1:]}
+        return {result.step: (result.loss, *result.sums) for result in seen[1:]}, last
 
     return Cluster(workload_of(with_everything), ps=2, workers=2).train([watch] * 2)[0]
 
@@ -85,7 +87,7 @@ def dying(
     ],
 )
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, worker: int):
-    expected_losses, expected = unbroken(with_everything)
+    updates, expected = undisturbed()
     cluster, successor = Cluster(workload_of(with_everything), ps=2, workers=2), {}
     functions: list[Any] = [to_the_end, to_the_end]
     moves = {"after its push to the first shard": [0], "after its push to the second shard": [1]}.get(moment, [])
@@ -93,13 +95,13 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
     results = cluster.train(functions)
     assert successor["generation"] == 1
     assert {digest(last) for _, last in results} == {digest(expected)}
-    assert results[1 - worker][0] == expected_losses
+    assert results[1 - worker][0] == [loss for loss, *_ in updates.values()]
     # The previous chief may not have recorded the update that it started from, and the one before; but it had recorded
     # that one before it pushed to any shard. The first shard, which has the sums of metrics, may be a step ahead.
     steps = [result.step for result in successor["missed"]]
     assert steps == [DIES_AT] if moves == [0] else steps in ([DIES_AT - 1, DIES_AT], [DIES_AT, DIES_AT + 1])
-    assert {one.step: (one.loss, *one.sums) for one in successor["missed"]} == {step: updates()[step] for step in steps}
-    assert all(any(updates()[step][1:]) for step in steps)
+    assert {one.step: (one.loss, *one.sums) for one in successor["missed"]} == {step: updates[step] for step in steps}
+    assert all(any(updates[step][1:]) for step in steps)
 
 
 @pytest.mark.long(but=["with its tokens-backup-memory"])

@@ -113,6 +113,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.long(but=["adagrad"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_sparse_rows_have_the_bits_of_dense_ones(name):
     dense = trained(OPTIMIZERS[name])
@@ -131,7 +132,7 @@ def test_layers_that_combine_rows_have_the_bits_of_dense_ones():
 def test_the_bits_do_not_depend_on_where_rows_are():
     adagrad = OPTIMIZERS["adagrad"]
     one = trained(adagrad, "*", ps=1)
-    assert [trained(adagrad, "*", ps=ps) for ps in (2, 3, 0)] == [one] * 3
+    assert [trained(adagrad, "*", ps=ps) for ps in (3, 0)] == [one] * 2
     assert local(adagrad) == one
 
 
@@ -216,8 +217,8 @@ def test_replicas_of_one_worker_are_averaged_as_dense_ones():
 def test_a_batch_in_parts_has_the_gradients_of_the_whole():
     sgd, found = OPTIMIZERS["sgd"], []
     for accumulate in (1, 3):
-        cluster = Cluster(workload("*"), ps=1, workers=2, optimizer=sgd, wire="memory", accumulate=accumulate)
-        cluster.train([to_the_end] * 2)
+        cluster = Cluster(workload("*"), ps=1, workers=1, optimizer=sgd, wire="memory", accumulate=accumulate)
+        cluster.train([to_the_end])
         tables = table_files.tables_in(cluster.tables).values()
         found.append(np.concatenate([one.ravel() for t in tables for one in table_files.rows_of(cluster.tables, t)[1]]))
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)

@@ -778,7 +778,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_previous_checkpoint_valid(tmp_
     print(f"seed {KILL_SEED}")
     delays = random.Random(KILL_SEED)
     saved = 0
-    for _ in range(12):
+    for _ in range(6):
         command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path), str(saved + 1)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             said = int(last_line_within(process, delays.uniform(0, 0.08)))

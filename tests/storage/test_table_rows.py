@@ -123,11 +123,11 @@ def save_for_ever(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_are_valid_whenever_their_writer_is_killed(tmp_path):
-    """50 times, at random moments; the newest has exactly the rows of the steps that led to it."""
+    """20 times, at random moments; the newest has exactly the rows of the steps that led to it."""
     context, moments = multiprocessing.get_context("fork"), random.Random(3)
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    for _ in range(50):
+    for _ in range(20):
         writer = context.Process(target=save_for_ever, args=(folder,))
         writer.start()
         time.sleep(moments.uniform(0.01, 0.2))  # a moment is what the test is about
