@@ -18,7 +18,7 @@ from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.launch.processes.memory_file import lay_out
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
-from trainer.plan.shared_memory import PAGE, nbytes, places
+from trainer.plan.shared_memory import PAGE, nbytes, places, tables_offset
 from trainer.plan.strategy import STRATEGIES
 
 PARAMETERS = [Parameter("a", (5, 700), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
@@ -48,7 +48,7 @@ def test_the_file_is_empty_after_a_run_and_all_zeros_in_the_next():
     file = os.memfd_create("test")
     for _ in range(2):
         with lay_out(file, SHARDS, STRATEGIES["async"], 2) as path:
-            assert os.stat(path).st_size == nbytes(SHARDS, STRATEGIES["async"], 2)
+            assert os.stat(path).st_size == tables_offset(SHARDS, STRATEGIES["async"], 2)
             with open(path, "r+b") as opened:
                 assert opened.read(8) == bytes(8)
                 opened.seek(0)

@@ -199,7 +199,7 @@ def _traffic(plan: Plan) -> str:
     text = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
     if plan.wire_format.is_shared:
         in_memory = nbytes(plan.shards, plan.effective_strategy, len(plan.workers))
-        of_tables = plan.table_layout.mailboxes_nbytes if plan.sends_rows else plan.table_layout.nbytes
+        of_tables = plan.table_layout.shared_nbytes(waits_for_all=plan.effective_strategy.waits_for_all)
         shared = ("at most " if plan.sends_rows else "") + size(in_memory + of_tables)
         text += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
     else:

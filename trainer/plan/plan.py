@@ -14,7 +14,7 @@ from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
 from trainer.plan.strategy import STRATEGIES, Strategy
-from trainer.plan.tables import NO_TABLES, Table, TableLayout, blocks_of
+from trainer.plan.tables import Table, TableLayout, blocks_of
 
 # XLA's newer code for CPUs takes longer to make, and where a task has several threads an update that is shared out over
 # them takes many times as long as on one.
@@ -138,8 +138,6 @@ class Plan:
     @cached_property
     def table_layout(self) -> TableLayout:
         """Returns the memory of tables, on this machine."""
-        if not self.tables:
-            return NO_TABLES
         hosts = len(self.hosts) if self.has_shard_hosts else 1
         pushes = len(self.workers) if self.has_shard_hosts else self.replicas
         return TableLayout(blocks_of(self.tables, hosts), self.slots, pushes, self.global_batch // pushes)

@@ -312,6 +312,10 @@ class TableLayout:
             sent += 4 * block.width * positions
         return _pages(pushed) + PAGE, _pages(sent) + PAGE
 
+    def shared_nbytes(self, *, waits_for_all: bool) -> int:
+        """Bytes in the memory that tasks share: of all arrays, or of mailboxes where updates do not wait for all."""
+        return self.nbytes if waits_for_all else self.mailboxes_nbytes
+
     @property
     def mailboxes_nbytes(self) -> int:
         """Bytes of a mailbox of each kind for each worker at each host; what is never written to takes no memory."""

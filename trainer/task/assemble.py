@@ -64,7 +64,7 @@ def open_tables(plan: Plan) -> list[BlockMemory]:
     if plan.sends_rows or not plan.wire_format.is_shared:
         return []
     sizes = plan.shards, plan.effective_strategy, len(plan.workers)
-    return mapped(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes)) if plan.tables else []
+    return mapped(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes))
 
 
 HOSTS: Mapping[str, Any] = {"sync": SyncHost, "async": AsyncHost, "backup": BackupHost}  # by strategy

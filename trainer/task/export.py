@@ -97,7 +97,7 @@ def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path,
     config, plan = directory.read_config(), directory.read_plan()
     config = replace(config, export=replace(config.export, formats=list(formats or config.export.formats)))
     snapshot = Snapshot.from_tensors(source.step, checkpoint.load(source))
-    rows = table_files.loaded(source.path, plan.tables, seed=config.seed) if plan.tables else ()
+    rows = table_files.loaded(source.path, plan.tables, seed=config.seed)
     workload = open_workload(config, plan, directory.frozen, trains=False)
     trial.run(workload.objective, workload.data, has_values=True, batch=0)
     served, failures, skipped = export_run(config, plan, workload, snapshot, folder, rows)

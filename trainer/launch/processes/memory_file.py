@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.plan.layout import Shard
-from trainer.plan.shared_memory import nbytes, tables_offset
+from trainer.plan.shared_memory import tables_offset
 from trainer.plan.strategy import Strategy
 from trainer.plan.tables import NO_TABLES, TableLayout
 
@@ -14,10 +14,9 @@ from trainer.plan.tables import NO_TABLES, TableLayout
 def lay_out(
     file: int, shards: Sequence[Shard], strategy: Strategy, workers: int, tables: TableLayout = NO_TABLES
 ) -> Iterator[str]:
-    """Gives an open memory file the size of all `places`, and of tables or mailboxes; yields its path here."""
+    """Gives an open memory file the size of all `places` and tables; yields its path here."""
     sizes = shards, strategy, workers
-    of_tables = tables.nbytes if strategy.waits_for_all else tables.mailboxes_nbytes
-    os.truncate(file, tables_offset(*sizes) + of_tables if tables.blocks else nbytes(*sizes))
+    os.truncate(file, tables_offset(*sizes) + tables.shared_nbytes(waits_for_all=strategy.waits_for_all))
     try:
         yield f"/proc/self/fd/{file}"
     finally:
