@@ -138,8 +138,7 @@ class Plan:
     @cached_property
     def table_layout(self) -> TableLayout:
         """Returns the memory of tables, on this machine."""
-        hosts = len(self.hosts) if self.has_shard_hosts else 1
-        pushes = len(self.workers) if self.has_shard_hosts else self.replicas
+        hosts, pushes = (len(self.hosts), len(self.workers)) if self.has_shard_hosts else (1, self.replicas)
         return TableLayout(blocks_of(self.tables, hosts), self.slots, pushes, self.global_batch // pushes)
 
     @property

@@ -102,8 +102,8 @@ def first_snapshot(
         is_own = source.path.parent == directory.checkpoints
         stop = source.facts.get("stop", 0.0) if is_own and resume.has_ended(source, config) else 0.0
         sums, reductions = tuple(metrics.get("sums", ())), metrics.get("reductions", 0)
-        tables = str(source.path.resolve())
-        state = replace(state, sums=sums, reductions=reductions, stop=stop, tables=tables)
+        path = str(source.path.resolve())
+        state = replace(state, sums=sums, reductions=reductions, stop=stop, tables=path)
     if has_loaded:
         return state, source
     if source is None:
