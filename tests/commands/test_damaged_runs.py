@@ -135,12 +135,15 @@ def follow(directory: RunDirectory, config: RunConfig) -> None:
 
 Read = Callable[[RunDirectory, RunConfig], object]
 READERS: dict[str, Read] = {
-    **{
-        module.__name__.rpartition(".")[2]: lambda directory, config, run=module.run: run(config, START)
-        for module in (attach, log, report, save, status, stop, table)
-    },
+    "attach": lambda directory, config: attach.run(directory, config.attach, as_json=False),
+    "log": lambda directory, config: log.run(directory, config.loggers),
+    "report": lambda directory, config: report.run(directory, config.report),
+    "save": lambda directory, config: save.run(directory, as_json=False),
+    "status": lambda directory, config: status.show(directory, as_json=False),
+    "stop": lambda directory, config: stop.run(directory, as_json=False),
+    "table": lambda directory, config: table.run(config.runs, as_json=False),
     "status as JSON": lambda directory, config: status.show(directory, as_json=True),
-    "check": lambda directory, config: claims.run(config, START),
+    "check": lambda directory, config: claims.run(directory.path),
     "continue": lambda directory, config: continue_run.run(config, START),
     "export": lambda directory, config: [checkpoints.named(directory, name) for name in ("last", "best", "10")],
     "follow": follow,

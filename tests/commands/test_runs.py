@@ -16,7 +16,7 @@ from forks import Forks
 from quick_config import load
 from runs import wait_until
 
-from trainer.commands import command
+from trainer.commands import checks
 from trainer.commands.runs import evaluate
 from trainer.config import arguments
 from trainer.engine.vectors.snapshot import Snapshot
@@ -210,7 +210,7 @@ def test_other_data_has_the_options_of_the_run_but_for_what_is_typed(tmp_path, m
     path = make_run(tmp_path / "run", "data=csv", *stored)
     typed = ["evaluate", f"run={path}", *words.split()]
     monkeypatch.setattr(sys, "argv", ["trainer", *typed])
-    config = load(arguments.sort(typed).overrides, command.resolve, command.validate)
+    config = load(arguments.sort(typed).overrides, checks.resolve, checks.validate)
     other = evaluate.other_data(config, RunDirectory(path))
     if options is None:
         assert other is None
@@ -234,18 +234,17 @@ def test_other_data_has_the_options_of_the_run_but_for_what_is_typed(tmp_path, m
 )
 def test_a_checkpoint_and_a_file_are_named_in_words_that_the_command_knows(words, keys):
     with pytest.raises(ConfigError) as caught:
-        load(arguments.sort(words.split()).overrides, command.resolve, command.validate)
+        load(arguments.sort(words.split()).overrides, checks.resolve, checks.validate)
     assert [one.key for one in caught.value.problems] == keys
 
 
 def test_a_run_without_a_launcher_is_stopped_where_it_was_started(python, tmp_path, monkeypatch):
     from trainer.commands.runs import stop
-    from trainer.commands.start import Start
 
     path = make_run(tmp_path / "run")
     monkeypatch.setattr(stop, "START_SECS", 0.1)
     with Lease(RunDirectory(path)), pytest.raises(NotRunningError, match="a scheduler started it, so stop it there"):
-        stop.run(load([f"run={path}"]), Start(0.0))
+        stop.run(RunDirectory(path), as_json=False)
 
 
 @pytest.mark.cluster

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import docker
 
-from trainer.commands.start import Start
-from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import RunInUseError
 from trainer.launch.containers.docker_errors import connect, explain_errors
@@ -21,7 +19,7 @@ from trainer.storage.run_directory import RunDirectory
 COMPOSE_PROJECT, COMPOSE_FOLDER = "com.docker.compose.project", "com.docker.compose.project.working_dir"  # labels
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run() -> int:
     """Removes what it may and prints a line for each run; returns 0."""
     ended = [one.pid for one in warm.find() if warm.end(one)]
     if ended:

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from trainer.commands.start import Start
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import planning, progress
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig) -> int:
     """Prints the plan; writes it where `plan.write_to` says."""
     from trainer.plan import page
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import yaml
 
-from trainer.commands.start import Start
 from trainer.config import shell
 from trainer.config.command_line import typed
 from trainer.config.schema import RunConfig, Target
@@ -26,7 +25,7 @@ from trainer.storage.run_directory import RunDirectory, choose, description_fold
 UP = "docker compose -f {} up --abort-on-container-failure"
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig) -> int:
     """Writes the run, or without run=PATH only prints its Compose file; other targets are printed; returns 0."""
     if config.target is not Target.compose:
         return show_for_scheduler(config)

@@ -1,12 +1,10 @@
 """mode=schema: prints the JSON schema of the config, for editors of its YAML files."""
 
-from trainer.commands.start import Start
 from trainer.config import json_schema
-from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run() -> int:
     """Prints the schema; returns 0."""
     print(json_schema.text(), end="")
     return exit_codes.OK

@@ -16,7 +16,6 @@ from trainer.commands.chaos.report import FaultOutcome
 from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.commands.chaos.soak import Resources, Timed
 from trainer.commands.check.claims import examine
-from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
@@ -33,7 +32,7 @@ PIPE_COLUMNS = 110  # of the table, where no terminal says how wide it is
 STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig) -> int:
     """Runs everything, prints a line for each run and a table at the end, and writes both into the run directory.
 
     Returns:

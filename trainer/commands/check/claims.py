@@ -12,7 +12,6 @@ from typing import Any
 
 from trainer.commands.check import invariants
 from trainer.commands.check.example_counts import check_counts, expected_counts
-from trainer.commands.start import Start
 from trainer.config.schema import OptimizerConfig, OptimizerName, RunConfig, ScheduleName
 from trainer.config.words import count
 from trainer.faults import exit_codes
@@ -97,10 +96,9 @@ class RunRecord:
         return events
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(path: Path) -> int:
     """Prints what holds for the run in a directory and what does not; returns the exit code."""
-    assert config.run is not None
-    directory = RunDirectory(Path(config.run))
+    directory = RunDirectory(path)
     for file in (directory.config, directory.plan):
         if not file.is_file():
             print(f"trainer: {file} does not exist; run=PATH must name the directory of a run", file=sys.stderr)

@@ -5,8 +5,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from trainer.commands.start import Start
-from trainer.config.schema import ConsoleConfig, RunConfig
+from trainer.config.schema import ConsoleConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.observe.page_server import LOOPBACK
@@ -18,7 +17,7 @@ class ConsoleError(TrainerError):
     exit_code = exit_codes.UNAVAILABLE
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(options: ConsoleConfig, folder: Path) -> int:
     """Serves the console until Ctrl-C; returns 0.
 
     Raises:
@@ -31,14 +30,13 @@ def run(config: RunConfig, start: Start) -> int:
         from trainer.commands.console.app import make_app
     except ImportError as error:
         raise ConsoleError(f"{error.name} is missing; type pip install starlette uvicorn") from error
-    folder = Path(config.runs.folder)
     folder.mkdir(parents=True, exist_ok=True)
     token = secrets.token_urlsafe(32)
-    with _listen(config.console) as listener:
+    with _listen(options) as listener:
         port = listener.getsockname()[1]
-        app = make_app(config.console, folder, token=token, port=port)
-        host = f"[{config.console.host}]" if ":" in config.console.host else config.console.host
-        if config.console.host not in LOOPBACK:
+        app = make_app(options, folder, token=token, port=port)
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        if options.host not in LOOPBACK:
             print("warning: the console answers other machines, without encryption; an ssh tunnel is safer")
         print(f"runs in {folder}: open http://{host}:{port}/?token={token}", flush=True)
         settings = uvicorn.Config(app, log_level="critical", server_header=False, timeout_graceful_shutdown=1)

@@ -27,7 +27,6 @@ from trainer.commands.doctor.docker import docker
 from trainer.commands.doctor.finding import Answer, Finding, Level
 from trainer.commands.doctor.gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_of_tensorflow, read_gpus
 from trainer.commands.doctor.network import Port
-from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
 from trainer.launch.processes import warm
@@ -67,7 +66,7 @@ class MachineNeeds:
     gpus: bool  # whether it gives GPUs to tasks
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig) -> int:
     """Prints a line for each check; returns the exit code."""
     problems = resolve(config, os.environ)
     problems += validate(config, this_machine(with_gpu_memory=bool(config.device.gpus)))

@@ -5,9 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.commands.start import Start
 from trainer.config import json_schema, shell
-from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.problems import ConfigError, Problem
 
@@ -15,11 +13,11 @@ TEMPLATES = ("model.py", "experiment.yaml", "test_smoke.py", "README.md", ".giti
 NEXT = "next:  cd {}\n       python -m trainer experiment.yaml"
 
 
-def check(config: RunConfig) -> list[Problem]:
+def check(project: str | None) -> list[Problem]:
     """Returns what is wrong with the folder, which must be empty or not exist."""
-    if not config.project:
+    if not project:
         return [Problem("project", "mode=init needs a folder to make", "e.g. trainer init my_project")]
-    folder = Path(config.project)
+    folder = Path(project)
     try:
         held = sorted(os.listdir(folder)) if folder.exists() else []
     except NotADirectoryError:
@@ -28,20 +26,17 @@ def check(config: RunConfig) -> list[Problem]:
         return [_cannot(folder, error)]
     if held:
         message = f"{folder} is not empty: it holds {', '.join(held[:3])}{', ...' if len(held) > 3 else ''}"
-        return [
-            Problem("project", message, f"name a folder that does not exist yet, e.g. trainer init {config.project}_2")
-        ]
+        return [Problem("project", message, f"name a folder that does not exist yet, e.g. trainer init {project}_2")]
     return []
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(project: str) -> int:
     """Writes the files and prints what to type next; returns 0.
 
     Raises:
         ConfigError: if they cannot be written.
     """
-    assert config.project is not None
-    folder = Path(config.project)
+    folder = Path(project)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in _files(folder.resolve().name):

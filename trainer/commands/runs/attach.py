@@ -7,33 +7,31 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start
 from trainer.config.output import Output, print_json
-from trainer.config.schema import RunConfig
+from trainer.config.schema import AttachConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
 from trainer.observe.live import attach
+from trainer.storage.run_directory import RunDirectory
 
 COLUMNS = ("mean", "std", "min", "max", "norm")
 
 
-def run(config: RunConfig, start: Start) -> int:
-    """Prints a row for each parameter, and writes their values where `attach.file` says; returns 0.
+def run(directory: RunDirectory, options: AttachConfig, *, as_json: bool) -> int:
+    """Prints a row for each parameter, and writes their values where `options.file` says; returns 0.
 
     Raises:
         NotRunningError: if the run is not under way.
     """
-    directory = directory_of(config)
     with progress.note(f"{shown(directory.path)}: waiting for the next step"):
-        step, values = attach(directory.path).parameters(*config.attach.parameters)
+        step, values = attach(directory.path).parameters(*options.parameters)
     rows = {path: _describe(values[path]) for path in sorted(values)}
-    if config.attach.file is not None:
-        with Path(config.attach.file).open("wb") as file:
+    if options.file is not None:
+        with Path(options.file).open("wb") as file:
             named: dict[str, Any] = dict(values)
             np.savez(file, **named)
-    if config.json:
+    if as_json:
         print_json({"step": step, "parameters": rows})
     else:
         Output().print(_table(step, rows))

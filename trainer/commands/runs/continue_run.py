@@ -29,7 +29,7 @@ def run(config: RunConfig, start: Start) -> int:
         ConfigError: if its config, with what was changed of it, cannot run here.
         RunInUseError: if it is running.
     """
-    directory = directory_of(config)
+    directory = directory_of(config.run)
     with Lease(directory):  # fails for a run that is under way before anything is planned
         pass
     stored = directory.read_config()

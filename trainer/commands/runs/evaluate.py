@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.commands.runs import checkpoints
-from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start, restart_as_task
+from trainer.commands.start import restart_as_task
 from trainer.config.output import print_json
 from trainer.config.schema import DataConfig, RunConfig
 from trainer.config.words import count
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from trainer.task.evaluator.offline import OtherData
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig, directory: RunDirectory) -> int:
     """Prints the scores; returns 0.
 
     Raises:
@@ -33,7 +32,6 @@ def run(config: RunConfig, start: Start) -> int:
         DataError: if the data cannot be evaluated on.
     """
     restart_as_task()
-    directory = directory_of(config)
     source = checkpoints.named(directory, config.export.checkpoint)
     with progress.note(f"{shown(directory.path)}: evaluating step {source.step}"), checkpoints.as_task(gpus(directory)):
         from trainer.task.evaluator import offline

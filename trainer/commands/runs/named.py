@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.observe import runs
@@ -15,14 +14,14 @@ class NoSuchRunError(TrainerError):
     exit_code = exit_codes.INPUT_MISSING
 
 
-def directory_of(config: RunConfig) -> RunDirectory:
-    """Returns the directory of the run that a config names.
+def directory_of(run: str | None) -> RunDirectory:
+    """Returns the directory of the run that run=PATH names.
 
     Raises:
         NoSuchRunError: if it has no config.yaml and plan.json.
     """
-    assert config.run is not None  # it was checked
-    path = Path(config.run)
+    assert run is not None  # it was checked
+    path = Path(run)
     if not runs.is_run(path):
         why = (
             "is not the directory of a run: it has no config.yaml and plan.json" if path.exists() else "does not exist"

@@ -4,16 +4,16 @@ from pathlib import Path
 
 from trainer.commands.runs import checkpoints
 from trainer.commands.runs.evaluate import gpus, other_data
-from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start, restart_as_task
+from trainer.commands.start import restart_as_task
 from trainer.config.output import print_json
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
+from trainer.storage.run_directory import RunDirectory
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig, directory: RunDirectory) -> int:
     """Prints what was written; returns 0.
 
     Raises:
@@ -25,7 +25,7 @@ def run(config: RunConfig, start: Start) -> int:
     """
     assert config.export.to is not None  # checked earlier
     restart_as_task()
-    directory, file = directory_of(config), Path(config.export.to).resolve()
+    file = Path(config.export.to).resolve()
     source = checkpoints.named(directory, config.export.checkpoint)
     note = f"{shown(directory.path)}: predicting with step {source.step}"
     with progress.note(note), checkpoints.as_task(gpus(directory)):

@@ -2,25 +2,25 @@
 
 from pathlib import Path
 
-from trainer.commands.runs.named import NoSuchRunError, directory_of
-from trainer.commands.start import Start
-from trainer.config.schema import RunConfig
+from trainer.commands.runs.named import NoSuchRunError
+from trainer.config.schema import ReportConfig
 from trainer.faults import exit_codes
 from trainer.launch.ending import shown
 from trainer.observe import runs
 from trainer.observe.report import page
+from trainer.storage.run_directory import RunDirectory
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(directory: RunDirectory, options: ReportConfig) -> int:
     """Writes the report and prints where it is; returns 0.
 
     Raises:
         NoSuchRunError: if one of the directories is not that of a run.
     """
-    directory, others = directory_of(config), [Path(name) for name in config.report.beside]
+    others = [Path(name) for name in options.beside]
     for path in others:
         if not runs.is_run(path):
             raise NoSuchRunError(f"report.beside: {path} is not the directory of a run")
-    file = None if config.report.file is None else Path(config.report.file)
+    file = None if options.file is None else Path(options.file)
     print(shown(page.write(directory.path, [path.resolve() for path in others], file).resolve()))
     return exit_codes.OK

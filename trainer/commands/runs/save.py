@@ -3,10 +3,7 @@
 import time
 from pathlib import Path
 
-from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start
 from trainer.config.output import print_json
-from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
@@ -20,13 +17,12 @@ POLL_SECS = 0.05
 WRITE_SECS = 600.0  # after the chief has begun to save
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(directory: RunDirectory, *, as_json: bool) -> int:
     """Prints the new checkpoint; returns 0.
 
     Raises:
         NotRunningError: if the run is not under way, or ends or fails to save before it has one.
     """
-    directory = directory_of(config)
     where = shown(directory.path)
     facts = runs.read(directory.path)
     if not facts.is_running:
@@ -36,7 +32,7 @@ def run(config: RunConfig, start: Start) -> int:
     with progress.note(f"{where}: waiting for the next step and its checkpoint"):
         saved = _wait(directory, before, where)
     step = int(saved.name)
-    if config.json:
+    if as_json:
         print_json({"step": step, "path": str(saved)})
     else:
         print(f"saved step {step}: {shown(saved)}")

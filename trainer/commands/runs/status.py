@@ -9,14 +9,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start
 from trainer.config import shell
 from trainer.config.command_line import program
 from trainer.config.output import Output, print_json
-from trainer.config.schema import RunConfig
 from trainer.config.words import count
-from trainer.faults import exit_codes
 from trainer.launch.ending import shown
 from trainer.launch.view import duration
 from trainer.observe import runs
@@ -27,12 +23,6 @@ from trainer.storage.damage import DAMAGED
 from trainer.storage.run_directory import RunDirectory
 
 OLD_SECS = 10.0  # a launcher writes its status four times a second
-
-
-def run(config: RunConfig, start: Start) -> int:
-    """Prints the run; returns 0."""
-    show(directory_of(config), as_json=config.json)
-    return exit_codes.OK
 
 
 def show(directory: RunDirectory, *, as_json: bool) -> None:

@@ -3,9 +3,6 @@
 import time
 
 from trainer.commands.runs import status
-from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start
-from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
@@ -13,18 +10,18 @@ from trainer.observe import runs
 from trainer.observe.live import NotRunningError
 from trainer.storage import lease, requests
 from trainer.storage.requests import Request
+from trainer.storage.run_directory import RunDirectory
 
 POLL_SECS = 0.1
 START_SECS = 15.0  # from the lease of a launcher to its first status
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(directory: RunDirectory, *, as_json: bool) -> int:
     """Stops the run and shows how it ended; returns 0.
 
     Raises:
         NotRunningError: if it is not under way, or no launcher started it.
     """
-    directory = directory_of(config)
     facts = runs.read(directory.path)
     where = shown(directory.path)
     if not facts.is_running:
@@ -39,5 +36,5 @@ def run(config: RunConfig, start: Start) -> int:
     with progress.note(f"stopping {where}: it finishes its step and saves a checkpoint"):
         while lease.owner(directory) is not None:
             time.sleep(POLL_SECS)
-    status.show(directory, as_json=config.json)
+    status.show(directory, as_json=as_json)
     return exit_codes.OK

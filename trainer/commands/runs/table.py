@@ -11,9 +11,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from trainer.commands.start import Start
 from trainer.config.output import Output, print_json
-from trainer.config.schema import RunConfig, RunOrder, RunsConfig
+from trainer.config.schema import RunOrder, RunsConfig
 from trainer.config.words import size
 from trainer.faults import exit_codes
 from trainer.launch.ending import shown
@@ -32,15 +31,15 @@ ORDERS: dict[RunOrder, Callable[[RunFacts, int], Any]] = {
 }
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(options: RunsConfig, *, as_json: bool) -> int:
     """Prints a row for each run; returns 0."""
-    listed = select(config.runs)
-    if config.json:
+    listed = select(options)
+    if as_json:
         print_json([asdict(facts) | {"disk_bytes": nbytes} for facts, nbytes in listed])
     elif listed:
         Output().print(_table(listed))
     else:
-        print(f"no runs in {config.runs.folder}" + (" match" if runs.find(Path(config.runs.folder)) else ""))
+        print(f"no runs in {options.folder}" + (" match" if runs.find(Path(options.folder)) else ""))
     return exit_codes.OK
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from trainer.commands.start import Start
 from trainer.commands.sweep import runner, sampler, shares, space
 from trainer.commands.sweep.space import Range, Space, Values
 from trainer.commands.sweep.trials import Sweep, SweepSettings, Trial
@@ -49,7 +48,7 @@ def check(config: RunConfig) -> list[Problem]:
     return list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values, own)))
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig) -> int:
     """Runs the trials that `sweep` describes; returns 0, or 130 or 143 if it was stopped.
 
     Raises:
