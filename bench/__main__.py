@@ -45,7 +45,9 @@ def run(options: BenchConfig) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError([Problem("results", f"{folder}: {error.strerror}", "name another folder")]) from error
+        raise ConfigError(
+            [Problem("results", "unreadable", f"{folder}: {error.strerror}", "name another folder")]
+        ) from error
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # through the blocks that end contestants
     with TemporaryDirectory(prefix="trainer-bench-") as scratch:

@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str]) -> BenchConfig:
         except (OverrideParseException, RecursionError):
             equals = ""
         if not equals:
-            problems.append(Problem(text, "is not key=value", "e.g. quick=true"))
+            problems.append(Problem(text, "malformed", "is not key=value", "e.g. quick=true", about="override"))
         elif key not in kinds:
             problems.append(keys.unknown(text, key, value, kinds, program="bench --help"))
         else:
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str]) -> BenchConfig:
             except OmegaConfBaseException:
                 default = keys.shown(getattr(BenchConfig(), key))
                 message = f"{keys.shown(value)!r} is not {keys.describe(kinds[key])}"
-                problems.append(Problem(text, message, f"e.g. {key}={default}"))
+                problems.append(Problem(text, "wrong-type", message, f"e.g. {key}={default}", about=key))
     config = OmegaConf.to_object(typed)
     assert isinstance(config, BenchConfig)
     problems += [*check_limits(config), *check(config)]
@@ -77,17 +77,18 @@ def parse(arguments: Sequence[str]) -> BenchConfig:
 def check(config: BenchConfig) -> Iterator[Problem]:
     """Yields what keeps the bench from running here, and names that do not exist."""
     if sys.platform != "linux":
-        yield Problem("bench", f"reads /proc, which {sys.platform} does not have", "run it on Linux")
+        yield Problem("bench", "not-available", f"reads /proc, which {sys.platform} does not have", "run it on Linux")
     for name in config.workloads:
         if name not in WORKLOADS:
             near = (*difflib.get_close_matches(name, WORKLOADS, n=1), "cnn")[0]
             message = f"unknown workload {name!r}; available: {', '.join(WORKLOADS)}"
-            yield Problem("workloads", message, f"e.g. workloads=[{near}]")
+            yield Problem("workloads", "unknown-choice", message, f"e.g. workloads=[{near}]")
     names = [row.name for row in ROWS]
     for pattern in config.rows:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = (*difflib.get_close_matches(pattern, names, n=1), names[0])[0]
-            yield Problem("rows", f"no row matches {pattern!r}; available: {', '.join(names)}", f"e.g. rows=[{near}]")
+            message = f"no row matches {pattern!r}; available: {', '.join(names)}"
+            yield Problem("rows", "no-match", message, f"e.g. rows=[{near}]")
 
 
 def settled(config: BenchConfig) -> BenchConfig:

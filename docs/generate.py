@@ -27,6 +27,7 @@ from trainer.config.comments import comments_of, sentence
 from trainer.config.help_page import KEYS
 from trainer.config.keys import shown
 from trainer.faults import exit_codes
+from trainer.faults.problems import KINDS
 
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 BOUNDS = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
@@ -252,6 +253,11 @@ def _ratios(titles: Sequence[str], *, shows_targets: bool) -> str:
     return "\n".join(parts)
 
 
+def kinds() -> str:
+    """Every kind of problem, with its meaning."""
+    return "\n".join(["| kind | meaning |", "|---|---|", *(f"| `{kind}` | {KINDS[kind]} |" for kind in sorted(KINDS))])
+
+
 def _interval(row: dict[str, Any], *, shows_target: bool) -> str:
     interval = f"{row['low']:.2f} to {row['high']:.2f}"
     if row["target"] is None or not shows_target:
@@ -279,6 +285,7 @@ PARTS = {
     "bench-config": bench_config,
     "groups": groups,
     "exit-codes": codes,
+    "problems": kinds,
     "folders": folders,
     "tree": tree,
     "benchmarks": benchmarks,

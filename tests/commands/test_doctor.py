@@ -278,7 +278,7 @@ def test_only_nccl_uses_shared_memory():
 
 @pytest.mark.parametrize("key", finding.OTHER_LINES)
 def test_what_has_a_line_of_its_own_is_reported_once(key):
-    problems = [Problem(key, "it is bad", "unset it"), Problem("seed", "bad", "seed=1")]
+    problems = [Problem(key, "malformed", "it is bad", "unset it"), Problem("seed", "wrong-type", "bad", "seed=1")]
     assert finding.judged(key, "fine", problems) == Finding(PROBLEM, key, "it is bad", "unset it")
     assert finding.judged(key, "fine", problems[1:]) == Finding(OK, key, "fine")
     assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "seed=1")]

@@ -354,7 +354,7 @@ def test_an_invalid_value_is_reported_with_its_file_and_line(experiment):
 
 def test_the_last_file_that_gives_a_value_is_named_unless_an_override_does(experiment):
     content = f"{GLOBAL}train: {{batch_size: -1}}\ncluster: {{addresses: {{ps: [a, b]}}}}\n"
-    problem = Problem("cluster.addresses.ps[1]", "is no address", "e.g. a:2222")
+    problem = Problem("cluster.addresses.ps[1]", "malformed", "is no address", "e.g. a:2222")
     text = experiment(content, "train.batch_size=-2", "model=mlp", check=lambda config: [problem])
     assert text.startswith("train.batch_size: -2 is out of range")
     assert "mine/experiment/bad.yaml:3 cluster.addresses.ps[1]: is no address" in text
@@ -519,7 +519,7 @@ def divides(config):
     if config.train.batch_size % replicas == 0:
         return []
     message = f"{config.train.batch_size} examples do not divide by {replicas} replicas"
-    return [Problem("train.batch_size", message, f"e.g. train.batch_size={replicas}")]
+    return [Problem("train.batch_size", "not-divisible", message, f"e.g. train.batch_size={replicas}")]
 
 
 def test_mistakes_of_every_kind_are_reported_in_one_pass():

@@ -153,7 +153,9 @@ def test_one_process_sends_nothing(capsys):
 
 
 def test_warnings_come_last(capsys):
-    warned = plan(task("ps", 0), task("worker", 0), warnings=(Problem("cluster", "[slow] machine", "fewer workers"),))
+    warned = plan(
+        task("ps", 0), task("worker", 0), warnings=(Problem("cluster", "slow", "[slow] machine", "fewer workers"),)
+    )
     assert printed(capsys, warned).splitlines()[-2:] == ["warning: cluster: [slow] machine", "    fewer workers"]
 
 

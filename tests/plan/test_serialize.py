@@ -7,7 +7,7 @@ import json
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -19,6 +19,8 @@ from trainer.plan.serialize import from_json, to_json
 def example(kind: Any, numbers: Iterator[int]) -> Any:
     """A value of a type, other than any default: every number and word in it is there once."""
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return arguments[0]
     if origin in (Union, types.UnionType):
         return example(arguments[0], numbers)
     if origin is tuple:

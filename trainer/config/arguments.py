@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from trainer.config import keys, shell
 from trainer.config.hydra_internals import get_args_parser
@@ -16,6 +17,8 @@ from trainer.config.problems.explain import meant
 from trainer.config.schema import Mode
 from trainer.config.synonyms import COMMANDS
 from trainer.faults.problems import Problem
+
+_of_flag = partial(Problem, about="flag")
 
 # Numbers from which a sweep draws: Hydra would take them for calls of functions that it does not know.
 RANGE = re.compile(r"""(?<!["'\w])(?:log|linear|integer)\([^()]*\)""")
@@ -67,7 +70,10 @@ def sort(arguments: Sequence[str]) -> Arguments:
                 value = waiting.popleft()
             faults.append(_unknown(text, name, value, known))
     message = f"is a second experiment beside {''.join(paths[:1])}"
-    faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
+    faults += [
+        Problem(path, "duplicate", message, "give one, and other settings as key=value", about="experiment")
+        for path in paths[1:]
+    ]
     overrides, notes = _last(overrides)
     overrides, contradictions = _with_mode(_with_section(_with_project(overrides)))
     experiments = [shell.override("experiment", path) for path in paths[:1]]
@@ -98,7 +104,11 @@ def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
     if first in modes:
         others = [text for text in rest if text.startswith("mode=") and text != f"mode={first}"]
         message = f"{first} and {others[0]} are two commands" if others else ""
-        problems = [Problem(f"{first} {others[0]}", message, f"type {first} or {others[0]}")] if others else []
+        problems = (
+            [Problem(f"{first} {others[0]}", "conflict", message, f"type {first} or {others[0]}", about="mode")]
+            if others
+            else []
+        )
         return [f"mode={first}", *(text for text in rest if not text.startswith("mode="))], problems
     if first.isalpha() and meant(first) is None:
         near = [COMMANDS.get(first.lower()), *difflib.get_close_matches(first.lower(), modes, n=1)]
@@ -106,7 +116,7 @@ def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
         name = next(filter(None, near), None)
         remedy = f"did you mean {name}?" if name else f"see python -m trainer {flag}"
         message = f"unknown command; available: {', '.join(modes)}, and settings are key=value"
-        return rest, [Problem(first, message, remedy)]
+        return rest, [Problem(first, "unknown-choice", message, remedy, about="mode")]
     return overrides, []
 
 
@@ -140,15 +150,19 @@ def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[s
 def _fault(action: argparse.Action, name: str, typed: Sequence[str]) -> Problem | None:
     value = typed[1] if len(typed) > 1 else typed[0].partition("=")[2]
     if action.nargs == 0 and value:
-        return Problem(typed[0], f"{name} takes no value", f"type {name}")
+        return _of_flag(typed[0], "malformed", f"{name} takes no value", f"type {name}")
     if action.nargs is None and not value:
-        return Problem(name, "needs a value", f"e.g. {name} {next(iter(action.choices or ['VALUE']))}")
+        return _of_flag(name, "not-set", "needs a value", f"e.g. {name} {next(iter(action.choices or ['VALUE']))}")
     if value and action.choices is not None and value not in action.choices:
         if value.endswith((".yaml", ".yml")):
-            return Problem(" ".join(typed), f"{name} prints a config", f"type {value}, without a flag, to use it")
+            return _of_flag(
+                " ".join(typed), "malformed", f"{name} prints a config", f"type {value}, without a flag, to use it"
+            )
         allowed = [str(choice) for choice in action.choices]
         near = (*difflib.get_close_matches(value, allowed, n=1), allowed[0])[0]
-        return Problem(" ".join(typed), f"{value!r} is not one of {', '.join(allowed)}", f"e.g. {name} {near}")
+        return _of_flag(
+            " ".join(typed), "unknown-choice", f"{value!r} is not one of {', '.join(allowed)}", f"e.g. {name} {near}"
+        )
     return None
 
 
@@ -156,16 +170,22 @@ def _unknown(text: str, name: str, value: str, known: Iterable[str]) -> Problem:
     key = name.lstrip("-").replace("-", "_")
     where = text if not value or "=" in text else f"{text} {value}"
     if (setting := keys.meant(key, value)) is not None:
-        return Problem(where, "is not a flag; settings are key=value", f"type {setting}")
+        return _of_flag(where, "unknown-key", "is not a flag; settings are key=value", f"type {setting}")
     near = keys.nearest(key, keys.declared())
     if near is not None and not value and keys.hint(near.split(".")) is bool:
         value = "true"
     if near is not None and value:
-        return Problem(where, "is not a flag; settings are key=value", f"type {keys.typed(near, value)}")
+        return _of_flag(
+            where, "unknown-key", "is not a flag; settings are key=value", f"type {keys.typed(near, value)}"
+        )
     remedy = meant(near or key)
     if remedy is not None:
-        return Problem(where, "is not a flag; settings are key=value", f"type {remedy.removeprefix('e.g. ')}")
+        return _of_flag(
+            where, "unknown-key", "is not a flag; settings are key=value", f"type {remedy.removeprefix('e.g. ')}"
+        )
     flags = [flag for flag in known if flag.startswith("--") and flag not in NOT_SUGGESTED]
     like = difflib.get_close_matches(name.lstrip("-"), [flag.lstrip("-") for flag in flags], n=1)
     remedy = f"did you mean --{like[0]}?" if like else "see python -m trainer --help"
-    return Problem(where, f"unknown flag; available: {', '.join(flags)}, and settings are key=value", remedy)
+    return _of_flag(
+        where, "unknown-key", f"unknown flag; available: {', '.join(flags)}, and settings are key=value", remedy
+    )

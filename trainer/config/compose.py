@@ -22,6 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import arguments, command_line, completion, sources, user_file, versions
+from trainer.config.output import print_json
 from trainer.config.problems.explain import Explainer, in_own_words
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
@@ -63,12 +64,14 @@ def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None 
     )
     try:
         if flags.experimental_rerun:
-            message = "reads a pickle, which can run any code"
-            raise ConfigError([Problem("--experimental-rerun", message, "give the overrides of that run again")])
+            message, remedy = "reads a pickle, which can run any code", "give the overrides of that run again"
+            raise ConfigError([Problem("--experimental-rerun", "unsafe", message, remedy, about="flag")])
         is_plain = not given.flags and not any("hydra" in text for text in line.overrides)
         runs = _checked(line, steps, _compose_one if is_plain else _compose_with_hydra, several=several)
     except ConfigError as error:
         print(printable(str(error)), file=sys.stderr)
+        if "json=true" in line.overrides:
+            print_json({"problems": [problem.to_json() for problem in error.problems]})
         sys.exit(exit_codes.CONFIG)
     if several is not None and _are_trials(runs):
         sys.exit(several(runs))
@@ -115,7 +118,7 @@ def _checked(
     line = _without_code(line)
     if line.config_dir is not None and not os.path.isdir(line.config_dir):
         where, remedy = f"--config-dir={line.config_dir}", "give a folder with the layout of conf/"
-        raise ConfigError([*line.faults, Problem(where, "is not a directory", remedy)])
+        raise ConfigError([*line.faults, Problem(where, "not-found", "is not a directory", remedy, about="flag")])
     sources.register()
     functions, unreadable = _user_functions(line)
     problems = [*line.faults, *unreadable]
@@ -159,7 +162,7 @@ def _without_code(line: CommandLine) -> CommandLine:
     return replace(
         line,
         overrides=tuple(text for text in line.overrides if text not in named),
-        faults=(*line.faults, *(Problem(text, message, remedy) for text in named)),
+        faults=(*line.faults, *(Problem(text, "unsafe", message, remedy, about="override") for text in named)),
     )
 
 
@@ -241,7 +244,7 @@ def _names(problem: Problem, key: str) -> bool:
 def _shared_runs(examined: Sequence[Examined]) -> list[Problem]:
     runs = Counter(one.config.run for one in examined if one.config is not None and one.config.run is not None)
     return [
-        Problem("run", f"{count} runs of this --multirun share the directory {run}", "leave run out")
+        Problem("run", "duplicate", f"{count} runs of this --multirun share the directory {run}", "leave run out")
         for run, count in runs.items()
         if count > 1
     ]

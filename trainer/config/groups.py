@@ -81,19 +81,22 @@ def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
         key = f"{KEY}[{index}]"
         if not isinstance(given, Mapping) or not _patterns(given.get("match")):
             yield Problem(
-                key, f"{given!r} is not a mapping with patterns of parameter paths in match", f"e.g. {EXAMPLE}"
+                key,
+                "malformed",
+                f"{given!r} is not a mapping with patterns of parameter paths in match",
+                f"e.g. {EXAMPLE}",
             )
             continue
         names = [field.name for field in fields(PatternGroup)]
         for name, value in given.items():
             if name not in names:
                 near = (*difflib.get_close_matches(str(name), names, n=1), "weight_decay")[0]
-                yield Problem(key, f"there is no {name}; available: {', '.join(names)}", f"e.g. {near}")
+                yield Problem(key, "unknown-key", f"there is no {name}; available: {', '.join(names)}", f"e.g. {near}")
             elif name in CHECKS and value is not None:
                 yield from _check(key, name, value)
         if all(given.get(name) is None for name in CHECKS):
             message = f"group {' '.join(_patterns(given['match']))} has no settings; allowed: {', '.join(CHECKS)}"
-            yield Problem(key, message, f"e.g. {EXAMPLE}")
+            yield Problem(key, "not-set", message, f"e.g. {EXAMPLE}")
 
 
 def match_faults(section: OptimizerConfig, paths: Sequence[str]) -> Iterator[Problem]:
@@ -103,7 +106,7 @@ def match_faults(section: OptimizerConfig, paths: Sequence[str]) -> Iterator[Pro
             if not any(fnmatchcase(path, pattern) for path in paths):
                 near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or list(paths[:3])
                 message = f"{pattern!r} matches no parameter that is trained; the nearest are {', '.join(near)}"
-                yield Problem(f"{KEY}[{index}]", message, f"e.g. match:{near[0] if near else '*/bias'}")
+                yield Problem(f"{KEY}[{index}]", "no-match", message, f"e.g. match:{near[0] if near else '*/bias'}")
 
 
 def _is_number(value: Any) -> bool:
@@ -122,7 +125,7 @@ CHECKS: Mapping[
 def _check(key: str, name: str, value: Any) -> Iterator[Problem]:
     is_valid, needed, example = CHECKS[name]
     if not is_valid(value):
-        yield Problem(key, f"{name}={value!r} is not {needed}", f"e.g. {name}:{example}")
+        yield Problem(key, "out-of-range", f"{name}={value!r} is not {needed}", f"e.g. {name}:{example}")
 
 
 def _patterns(match: Any) -> list[str]:

@@ -110,7 +110,11 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
     if kind is None:
         if hint(".".join(path).split(".")) is not None:  # a file says train.steps: 5
             return Problem(
-                where, "has a dot in its name; in a file sections are nested", f"write {_nested(path, value)}"
+                where,
+                "malformed",
+                "has a dot in its name; in a file sections are nested",
+                f"write {_nested(path, value)}",
+                about=".".join(path),
             )
         return unknown(where, ".".join(path), value, declared())
     if kind is Any:
@@ -140,17 +144,23 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str
         section = section.rpartition(".")[0]
     prefix = f"{section}." if section else ""
     names = [name[len(prefix) :] for name in known if name.startswith(prefix) and "." not in name[len(prefix) :]]
-    message = f"unknown key {key}"
+    message, owner = f"unknown key {key}", section or "config"
     if (new := former_keys.successor(key, value)) is not None:
-        return Problem(where, f"{key} is no longer a key", f"type {typed(new, value)}" if new else "leave it out")
+        return Problem(
+            where,
+            "former-key",
+            f"{key} is no longer a key",
+            f"type {typed(new, value)}" if new else "leave it out",
+            about=key,
+        )
     if (setting := meant(key, value)) is not None:
-        return Problem(where, message, f"type {setting}")
+        return Problem(where, "unknown-key", message, f"type {setting}", about=owner)
     near = nearest(key, known)
     if section or near is None:
         message += f"; {section or 'the config'} has {', '.join(names) or 'no keys'}"
     if near is None:
-        return Problem(where, message, f"python -m {program} lists all keys")
-    return Problem(where, message, f"did you mean {typed(near, value)}?")
+        return Problem(where, "unknown-key", message, f"python -m {program} lists all keys", about=owner)
+    return Problem(where, "unknown-key", message, f"did you mean {typed(near, value)}?", about=owner)
 
 
 def meant(key: str, value: Any) -> str | None:
@@ -199,14 +209,14 @@ def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
     """Returns the problem of a value that its key cannot hold."""
     if dataclasses.is_dataclass(kind):
         names = ", ".join(field.name for field in dataclasses.fields(kind))
-        return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}")
+        return Problem(where, "wrong-type", f"{key} is a section with {names}", f"e.g. {example(key)}", about=key)
     better = example(key)
     if isinstance(value, float) and value.is_integer() and int in (kind, *get_args(kind)):
         better = f"{key}={int(value)}"
     if isinstance(kind, type) and issubclass(kind, Enum):
         near = difflib.get_close_matches(str(value).lower(), [member.name for member in kind], n=1)
         better = f"{key}={near[0]}" if near else better
-    return Problem(where, f"{shown(value)!r} is not {describe(kind)}", f"e.g. {better}")
+    return Problem(where, "wrong-type", f"{shown(value)!r} is not {describe(kind)}", f"e.g. {better}", about=key)
 
 
 def describe(kind: Any) -> str:

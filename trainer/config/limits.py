@@ -50,18 +50,20 @@ def check_read(section: Any, prefix: str) -> Iterator[Problem]:
         if readers and section.name.value not in readers and value != key.default:
             others = f"{' and '.join(readers)} {'do' if len(readers) > 1 else 'does'}"
             message = f"{section.name.value} does not use it; {others}"
-            yield Problem(f"{prefix}{key.name}", message, f"leave it out, or type {prefix}name={readers[0]}")
+            yield Problem(
+                f"{prefix}{key.name}", "no-effect", message, f"leave it out, or type {prefix}name={readers[0]}"
+            )
 
 
 def _check_number(path: str, value: float, bounds: dict[str, float], default: Any) -> Iterator[Problem]:
     if not math.isfinite(value):
         remedy = f"give a number, e.g. {path}={default}" if isinstance(default, int | float) else "leave it out"
-        yield Problem(path, f"{value} is not a finite number", remedy)
+        yield Problem(path, "out-of-range", f"{value} is not a finite number", remedy)
         return
     if any(IS_BROKEN[name](value, bound) for name, bound in bounds.items()):
         allowed = " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in bounds.items())
         nearest = type(value)(_nearest(value, bounds))
-        yield Problem(path, f"{value} is out of range; it must be {allowed}", f"e.g. {path}={nearest}")
+        yield Problem(path, "out-of-range", f"{value} is out of range; it must be {allowed}", f"e.g. {path}={nearest}")
 
 
 def _nearest(value: float, bounds: dict[str, float]) -> float:

@@ -86,7 +86,9 @@ class CheckedFiles(FileConfigSource):
             return _with_choices(result) if config_path.startswith(EXPERIMENT) else result
         except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
             message = f"cannot be read: {str(error).splitlines()[0]}"
-            raise ConfigError([Problem(yaml_files.shown(path), message, "correct that key")]) from error
+            raise ConfigError(
+                [Problem(yaml_files.shown(path), "unreadable", message, "correct that key", about="file")]
+            ) from error
 
     def is_config(self, config_path: str) -> bool:
         return ".." not in PurePosixPath(config_path).parts and super().is_config(config_path)

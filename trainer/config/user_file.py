@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from omegaconf import MISSING
 
 from trainer.faults.problems import ConfigError, Problem
+
+_of_user = partial(Problem, about="user")
 
 HOOKS = ("on_step", "on_evaluation", "on_end")  # functions that the chief calls
 BY_NAME = ("loss", "metrics", *HOOKS)  # what is used without being chosen
@@ -173,20 +176,26 @@ def definitions(path: str | Path) -> dict[str, Any]:
 def _parse(path: Path) -> ast.Module:
     where = f"user={path}"
     if path.suffix != ".py":
-        raise ConfigError([Problem(where, "is not a Python file: its name must end in .py", "e.g. user=my_models.py")])
+        raise ConfigError(
+            [_of_user(where, "malformed", "is not a Python file: its name must end in .py", "e.g. user=my_models.py")]
+        )
     try:
         return ast.parse(path.read_text(encoding="utf-8-sig"), filename=str(path))
     except OSError as error:
         remedy = f"give a path that can be read from {Path.cwd()}, e.g. user=my_models.py"
-        raise ConfigError([Problem(where, f"cannot be read: {error.strerror}", remedy)]) from error
+        raise ConfigError([_of_user(where, "unreadable", f"cannot be read: {error.strerror}", remedy)]) from error
     except UnicodeDecodeError as error:
         message = f"is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
-        raise ConfigError([Problem(where, message, "save the file as UTF-8")]) from error
+        raise ConfigError([_of_user(where, "unreadable", message, "save the file as UTF-8")]) from error
     except SyntaxError as error:
         message = f"is not valid Python: {error.msg}, line {error.lineno}"
-        raise ConfigError([Problem(where, message, f"python -m py_compile {path} shows the place")]) from error
+        raise ConfigError(
+            [_of_user(where, "unreadable", message, f"python -m py_compile {path} shows the place")]
+        ) from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, absurd nesting
-        raise ConfigError([Problem(where, f"is not valid Python: {error}", f"python -m py_compile {path}")]) from error
+        raise ConfigError(
+            [_of_user(where, "unreadable", f"is not valid Python: {error}", f"python -m py_compile {path}")]
+        ) from error
 
 
 def _options_of_class(node: ast.ClassDef) -> dict[str, Any]:

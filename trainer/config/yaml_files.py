@@ -8,12 +8,15 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trainer.faults.problems import Problem
+from trainer.faults.problems import Kind, Problem
+
+_of_file = partial(Problem, about="file")
 
 MAX_BYTES = 256 * 1024
 MAX_NODES = 50_000  # keys and values, each alias counted as what it stands for
@@ -42,32 +45,34 @@ def faults(path: Path) -> list[Problem]:
     try:
         root = _compose(path)
         if root is None:
-            return [Problem(where, "is empty", "write the keys it should set, or {} if there are none")]
+            return [_of_file(where, "not-set", "is empty", "write the keys it should set, or {} if there are none")]
         if _size(root, {}) > MAX_NODES:
             message = f"holds more than {MAX_NODES} keys and values once its aliases (*name) are expanded"
-            return [Problem(where, message, "refer to other keys as ${key}")]
+            return [_of_file(where, "over-capacity", message, "refer to other keys as ${key}")]
         if not isinstance(root, yaml.MappingNode):
             message = "is a list at top level" if isinstance(root, yaml.SequenceNode) else "is one value, not a mapping"
-            return [Problem(f"{where}:1", f"{message}; a config file maps keys to values", "e.g. name: cnn")]
+            return [
+                _of_file(f"{where}:1", "wrong-type", f"{message}; a config file maps keys to values", "e.g. name: cnn")
+            ]
         return [
-            Problem(f"{where}:{node.start_mark.line + 1}", message, remedy)
-            for node, message, remedy in _node_faults(root)
+            _of_file(f"{where}:{node.start_mark.line + 1}", kind, message, remedy)
+            for node, kind, message, remedy in _node_faults(root)
         ]
     except OSError as error:
-        return [Problem(where, f"cannot be read: {error.strerror}", "check its path and permissions")]
+        return [_of_file(where, "unreadable", f"cannot be read: {error.strerror}", "check its path and permissions")]
     except UnicodeDecodeError as error:
         message = f"is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
-        return [Problem(where, message, "save the file as UTF-8")]
+        return [_of_file(where, "unreadable", message, "save the file as UTF-8")]
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         message = ": ".join(part for part in (error.context, error.problem) if part)
-        return [Problem(f"{where}{line}", f"is not YAML: {message}", "correct that line")]
+        return [_of_file(f"{where}{line}", "unreadable", f"is not YAML: {message}", "correct that line")]
     except yaml.YAMLError as error:
-        return [Problem(where, f"is not YAML: {str(error).splitlines()[0]}", "remove that character")]
+        return [_of_file(where, "unreadable", f"is not YAML: {str(error).splitlines()[0]}", "remove that character")]
     except RecursionError:
-        return [Problem(where, "is nested too deeply", "use fewer levels")]
+        return [_of_file(where, "over-capacity", "is nested too deeply", "use fewer levels")]
     except ValueError as error:
-        return [Problem(where, str(error), "save it again, as plain UTF-8 text")]
+        return [_of_file(where, "unreadable", str(error), "save it again, as plain UTF-8 text")]
 
 
 def shown(path: Path) -> str:
@@ -114,24 +119,27 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-def _node_faults(node: yaml.Node) -> Iterator[tuple[yaml.Node, str, str]]:
+def _node_faults(node: yaml.Node) -> Iterator[tuple[yaml.Node, Kind, str, str]]:
     if node.tag not in PLAIN_TAGS:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-        yield node, f"has the tag {tag}; a config is plain data and runs no code", "write a plain value without a tag"
+        message = f"has the tag {tag}; a config is plain data and runs no code"
+        yield node, "unsafe", message, "write a plain value without a tag"
     if isinstance(node, yaml.MappingNode):
         yield from _key_faults(node)
     for child in _children(node):
         yield from _node_faults(child)
 
 
-def _key_faults(node: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str, str]]:
+def _key_faults(node: yaml.MappingNode) -> Iterator[tuple[yaml.Node, Kind, str, str]]:
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            yield key, "has a key that is a list or a mapping", "keys are text"
+            yield key, "malformed", "has a key that is a list or a mapping", "keys are text"
         elif key.value in CODE_KEYS:
-            yield key, f"has a key {key.value}, which names code to import", "choose by name, e.g. model=cnn"
+            message = f"has a key {key.value}, which names code to import"
+            yield key, "unsafe", message, "choose by name, e.g. model=cnn"
         elif key.value in seen:
-            yield key, f"duplicate key {key.value}, first on line {seen[key.value]}", "keep one of the two lines"
+            message = f"duplicate key {key.value}, first on line {seen[key.value]}"
+            yield key, "duplicate", message, "keep one of the two lines"
         else:
             seen[key.value] = key.start_mark.line + 1

@@ -65,7 +65,7 @@ def check_addresses(cluster: ClusterConfig, *, untrusted_allowed: bool) -> Itera
     for job in cluster.addresses:
         if job not in JOBS:
             message = f"{job!r} is not a job; available: {', '.join(JOBS)}"
-            yield Problem(f"cluster.addresses.{job}", message, "move its addresses to one of them")
+            yield Problem(f"cluster.addresses.{job}", "unknown-choice", message, "move its addresses to one of them")
     taken: dict[tuple[str, int], str] = {}  # what listens there
     for job, addresses in cluster.addresses.items():
         for index, address in enumerate(addresses):
@@ -79,13 +79,13 @@ def _check_address(key: str, address: str, untrusted_allowed: bool) -> Iterator[
     try:
         host, _ = split(address)
     except ValueError as error:
-        yield Problem(key, str(error), f"e.g. {_nearest(address)}")
+        yield Problem(key, "malformed", str(error), f"e.g. {_nearest(address)}")
         return
     with suppress(ValueError):  # a name; whoever resolves it answers for it
         if ipaddress.ip_address(host).is_global and not untrusted_allowed:
             what = f"{address} is a public address, and TensorFlow's gRPC has no authentication"
             remedy = "use a private address, or security.allow_untrusted_network=true if a firewall protects it"
-            yield Problem(key, f"{what}: anyone who reaches it can run code", remedy)
+            yield Problem(key, "unsafe", f"{what}: anyone who reaches it can run code", remedy)
 
 
 def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> Iterator[Problem]:
@@ -97,7 +97,7 @@ def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> It
     if clashes:
         message = f"{host}:{clashes[0][1]} of {needed[clashes[0]]} is also {taken[clashes[0]]}"
         free = f"{host}:{_free_port(host, taken)}"
-        yield Problem(key, message, f"e.g. {free}; the status page is {CONTROL_PORT_OFFSET} above")
+        yield Problem(key, "taken", message, f"e.g. {free}; the status page is {CONTROL_PORT_OFFSET} above")
     taken |= needed
 
 
@@ -115,7 +115,7 @@ def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
         needs_none = job == "evaluator" and not given  # no task connects to it
         if given != wanted and not needs_none:
             remedy = f"give {wanted} addresses, or type cluster={_with_addresses(cluster)}"
-            yield Problem(f"cluster.addresses.{job}", f"{given} addresses for {wanted} {job} tasks", remedy)
+            yield Problem(f"cluster.addresses.{job}", "mismatch", f"{given} addresses for {wanted} {job} tasks", remedy)
 
 
 def _with_addresses(cluster: ClusterConfig) -> ClusterSize:
@@ -131,22 +131,26 @@ def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: s
     sizes = {name: getattr(cluster, name) for name in JOBS}
     if job not in sizes:
         what = f"task={task} is given without a job" if job is None else f"{job!r} is not a job"
-        yield Problem("job", f"{what}; available: {', '.join(sizes)}", f"e.g. job=worker task={task or 0}")
+        yield Problem(
+            "job", "unknown-choice", f"{what}; available: {', '.join(sizes)}", f"e.g. job=worker task={task or 0}"
+        )
     elif task is None or task >= sizes[job]:
         last = sizes[job] - 1
         allowed = f"{job} has tasks 0..{last}" if last >= 0 else f"the cluster has no {job}"
         what = f"job={job} is given without a task" if task is None else f"{task} is not a task of {job}"
         other, there = (job, last) if last >= 0 else ("worker", sizes["worker"] - 1)
-        yield Problem("task", f"{what}; {allowed}", f"e.g. job={other} task={there}")
+        yield Problem("task", "out-of-range", f"{what}; {allowed}", f"e.g. job={other} task={there}")
     elif not cluster.addresses:
         yield Problem(
             "job",
+            "not-set",
             "a task started alone must know where the others listen, but the cluster has no addresses",
             "set cluster.addresses.ps=[host:port,...] cluster.addresses.worker=[...], or leave job and task out",
         )
     elif job == "evaluator" and run is None:
         yield Problem(
             "run",
+            "not-set",
             "evaluator:0 reads the checkpoints where the chief writes them, but no directory is given",
             "give every task the same run=PATH, a directory that all tasks share",
         )

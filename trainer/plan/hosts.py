@@ -36,7 +36,7 @@ def resolve_hosts(config: RunConfig) -> list[Problem]:
     known = [host for host in hosts if host]
     listed = [host.address for host in known]
     for address in dict.fromkeys(address for address in listed if listed.count(address) > 1):
-        problems.append(Problem(KEY, f"{address} is listed twice", "give one entry for each machine"))
+        problems.append(Problem(KEY, "duplicate", f"{address} is listed twice", "give one entry for each machine"))
     if problems:
         return problems
     for job in JOBS:
@@ -67,17 +67,26 @@ def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
 def _check_launch(config: RunConfig) -> Iterator[Problem]:
     name, mode = config.launch.name, config.mode
     if name in ON_HOSTS and mode not in (Mode.train, Mode.plan, Mode.render):
-        yield Problem("launch", f"mode={mode.value} runs processes on this machine", f"leave launch={name.value} out")
+        yield Problem(
+            "launch",
+            "not-supported",
+            f"mode={mode.value} runs processes on this machine",
+            f"leave launch={name.value} out",
+        )
     if config.launch.name is Launch.ssh and config.job is None and config.mode is Mode.train:
-        yield Problem("launch", "ssh starts the tasks on cluster.hosts, and there are none", f"e.g. {EXAMPLE}")
+        yield Problem(
+            "launch", "not-set", "ssh starts the tasks on cluster.hosts, and there are none", f"e.g. {EXAMPLE}"
+        )
     if config.launch.name is Launch.slurm and not _are_words(config.slurm.args):
         message = f"{config.slurm.args!r} has a quotation that does not end"
-        yield Problem("slurm.args", message, "e.g. slurm.args='--partition=gpu --account=mine'")
+        yield Problem("slurm.args", "malformed", message, "e.g. slurm.args='--partition=gpu --account=mine'")
 
 
 def _check_ssh(config: RunConfig) -> Iterator[Problem]:
     if not config.launch.ssh.strip() or not _are_words(config.launch.ssh):
-        yield Problem("launch.ssh", f"{config.launch.ssh!r} is no command", "e.g. launch.ssh='ssh -l training'")
+        yield Problem(
+            "launch.ssh", "malformed", f"{config.launch.ssh!r} is no command", "e.g. launch.ssh='ssh -l training'"
+        )
 
 
 def _are_words(text: str) -> bool:
@@ -95,13 +104,14 @@ def _check_use(config: RunConfig) -> Iterator[Problem]:
         message = f"mode={config.mode.value} with launch={config.launch.name.value} runs on this machine alone"
         yield Problem(
             KEY,
+            "conflict",
             message,
             "type launch=ssh, or launch=docker; or mode=render, which writes a file and a command for each host",
         )
     if config.cluster.addresses:
-        yield Problem(KEY, "cluster.addresses already says where every task is", "leave out one of the two")
+        yield Problem(KEY, "conflict", "cluster.addresses already says where every task is", "leave out one of the two")
     if config.cluster.is_local:
-        yield Problem(KEY, "cluster=local is one process on one machine", "e.g. cluster=2ps4w")
+        yield Problem(KEY, "conflict", "cluster=local is one process on one machine", "e.g. cluster=2ps4w")
 
 
 def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
@@ -110,18 +120,24 @@ def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
     entry = {"address": given} if isinstance(given, str) else given
     if not isinstance(entry, Mapping) or "address" not in entry:
         message = f"{given!r} is neither an address nor a mapping with one"
-        problems.append(Problem(key, message, f"e.g. {EXAMPLE} or [{{address:10.0.0.1,gpus:4,ps:1,worker:4}}]"))
+        problems.append(
+            Problem(key, "malformed", message, f"e.g. {EXAMPLE} or [{{address:10.0.0.1,gpus:4,ps:1,worker:4}}]")
+        )
         return None
     names = [field.name for field in fields(Host)]
     before = len(problems)
     for name, value in entry.items():
         if name not in names:
             near = (*difflib.get_close_matches(str(name), names, n=1), "worker")[0]
-            problems.append(Problem(key, f"there is no {name}; available: {', '.join(names)}", f"e.g. {near}"))
+            problems.append(
+                Problem(key, "unknown-key", f"there is no {name}; available: {', '.join(names)}", f"e.g. {near}")
+            )
         elif name == "address":
             problems += _check_address(key, value)
         elif value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            problems.append(Problem(key, f"{name}={value!r} is not a whole number of at least 0", f"e.g. {name}:1"))
+            problems.append(
+                Problem(key, "out-of-range", f"{name}={value!r} is not a whole number of at least 0", f"e.g. {name}:1")
+            )
     return Host(**entry) if len(problems) == before else None
 
 
@@ -129,7 +145,9 @@ def _check_address(key: str, address: Any) -> Iterator[Problem]:
     """Addresses have no ports here: every task of a host gets its own."""
     if not isinstance(address, str) or not address.strip() or "/" in address or address.count(":") == 1:
         host = str(address).rpartition("://")[2].partition(":")[0].partition("/")[0] or "10.0.0.1"
-        yield Problem(key, f"{address!r} is not a host name or IP address", f"e.g. {host}; ports are assigned")
+        yield Problem(
+            key, "malformed", f"{address!r} is not a host name or IP address", f"e.g. {host}; ports are assigned"
+        )
 
 
 def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> None:
@@ -144,7 +162,9 @@ def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: lis
         counts = [total // len(hosts) + (index < total % len(hosts)) for index in range(len(hosts))]
     if sum(counts) != total:
         message = f"the hosts have {sum(counts)} {job} tasks in total, but cluster={config.cluster.name} has {total}"
-        problems.append(Problem(KEY, message, f"give {job} numbers that add up to {total}, or leave {job} out"))
+        problems.append(
+            Problem(KEY, "mismatch", message, f"give {job} numbers that add up to {total}, or leave {job} out")
+        )
         return
     first = {host.address: USUAL_PORT for host in hosts}
     for other in JOBS[: JOBS.index(job)]:

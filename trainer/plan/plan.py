@@ -236,6 +236,7 @@ class Plan:
         return to_json(self) | {
             "tasks": tasks,
             "shards": shards,
+            "warnings": [to_json(warning) | {"code": warning.code} for warning in self.warnings],
             "replicas": self.replicas,
             "replica_batch": self.replica_batch,
             "bytes_per_step": sum(links.values()),
@@ -244,4 +245,5 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        return from_json(cls, value)
+        warnings = [{"kind": "doubtful", **warning} for warning in value["warnings"]]  # earlier versions wrote no kind
+        return from_json(cls, {**value, "warnings": warnings})

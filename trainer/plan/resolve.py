@@ -93,7 +93,7 @@ def resolve_steps(train: TrainConfig, examples: int, *, updates_of_batch: int = 
     if not examples:
         message = "the training data is a stream, so the number of examples in an epoch is unknown"
         remedy = "type train.steps=N instead; N = epochs x examples / train.batch_size"
-        return [Problem("train.epochs", message, remedy)]
+        return [Problem("train.epochs", "conflict", message, remedy)]
     train.steps = -(-train.epochs * examples * updates_of_batch // train.batch_size)
     return []
 
@@ -103,7 +103,7 @@ def _check_left_out(section: OptimizerConfig, compiled: CompiledOptimizer) -> It
     for left_out in compiled.left_out:
         if left_out.key not in section.given:
             message = f"compile() was given {left_out.text}, which cannot be reproduced here"
-            yield Problem(f"optimizer.{left_out.key}", message, left_out.remedy)
+            yield Problem(f"optimizer.{left_out.key}", "not-supported", message, left_out.remedy)
 
 
 def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
@@ -114,7 +114,7 @@ def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
     if section.plateau.patience is not None and least >= section.learning_rate:
         message = f"{least} is not below optimizer.learning_rate={section.learning_rate}"
         remedy = f"type optimizer.plateau.min_rate={section.learning_rate / 100:g}"
-        yield Problem("optimizer.plateau.min_rate", message, remedy)
+        yield Problem("optimizer.plateau.min_rate", "out-of-range", message, remedy)
 
 
 def is_taken(section: OptimizerConfig, compiled: CompiledOptimizer | None) -> bool:

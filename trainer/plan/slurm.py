@@ -59,7 +59,7 @@ def places(environ: Mapping[str, str]) -> list[Place]:
     listed, counted = expand(environ[NODES_OF_STEP], NODES_OF_STEP), expand_counts(environ[TASKS_PER_NODE])
     if len(listed) != len(counted):
         message = f"{environ[TASKS_PER_NODE]!r} is not a number of tasks for each of {environ[NODES_OF_STEP]}"
-        raise ConfigError([Problem(TASKS_PER_NODE, message, 'e.g. "2(x3),1" for four nodes')])
+        raise ConfigError([Problem(TASKS_PER_NODE, "malformed", message, 'e.g. "2(x3),1" for four nodes')])
     counts = [*zip(listed, counted, strict=True)]
     distribution = environ.get("SLURM_DISTRIBUTION", "block").partition(":")[0].partition(",")[0]
     if distribution == "cyclic":
@@ -125,12 +125,16 @@ def _check_step(cluster: ClusterConfig, environ: Mapping[str, str]) -> Iterator[
     if count != wanted:
         other = f"cluster=1ps{count - 1}w, or another with {count} tasks"
         message = f"the step has {count} tasks, and cluster={cluster.name} has {wanted}"
-        yield Problem(KEY, message, f"type srun -n{wanted}, or {other}")
+        yield Problem(KEY, "mismatch", message, f"type srun -n{wanted}, or {other}")
     elif cluster.addresses or cluster.hosts:
-        yield Problem(KEY, "a step says where its tasks listen", "leave cluster.addresses and cluster.hosts out")
+        yield Problem(
+            KEY, "conflict", "a step says where its tasks listen", "leave cluster.addresses and cluster.hosts out"
+        )
     elif max((place.number for place in places(environ)), default=0) >= PORTS_OF_STEP:
-        yield Problem(KEY, f"more than {PORTS_OF_STEP} tasks on a node", "use more nodes, or launch=slurm")
+        yield Problem(
+            KEY, "over-capacity", f"more than {PORTS_OF_STEP} tasks on a node", "use more nodes, or launch=slurm"
+        )
     elif not places(environ):
         distribution = environ.get("SLURM_DISTRIBUTION")
         message = f"the step is distributed by {distribution}, so its tasks do not know where the others are"
-        yield Problem(KEY, message, "type srun --distribution=block")
+        yield Problem(KEY, "not-supported", message, "type srun --distribution=block")

@@ -29,17 +29,23 @@ def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
         example = (
             '{"cluster": {"ps": ["ps-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "worker", "index": 0}}'
         )
-        return [Problem("TF_CONFIG", str(error), f"write {example}; unset it to start the tasks from here")]
+        return [
+            Problem("TF_CONFIG", "malformed", str(error), f"write {example}; unset it to start the tasks from here")
+        ]
     chosen = config.cluster
     sizes = {name: len(jobs.get(name, [])) for name in JOBS}
     if not jobs.get("evaluator"):
         sizes["evaluator"] = max(chosen.evaluator, int(job == "evaluator"))
     if not sizes["worker"]:
-        return [Problem("TF_CONFIG", "its cluster has no worker", "add worker, or chief, with a list of addresses")]
+        return [
+            Problem(
+                "TF_CONFIG", "not-set", "its cluster has no worker", "add worker, or chief, with a list of addresses"
+            )
+        ]
     size = str(ClusterSize(**sizes))
     if not chosen.is_local and not _agrees(sizes, chosen, job):
         message = f"it describes cluster {size}, but the command line says cluster={chosen.name}"
-        return [Problem("TF_CONFIG", message, f"leave cluster= out, or type cluster={size}")]
+        return [Problem("TF_CONFIG", "conflict", message, f"leave cluster= out, or type cluster={size}")]
     config.cluster = ClusterConfig(size, sizes["ps"], sizes["worker"], sizes["evaluator"], jobs)
     config.job, config.task = job, index
     return []

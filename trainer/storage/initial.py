@@ -38,7 +38,9 @@ def files_of(init: str) -> tuple[str, ...]:
     if path.is_dir() and (found := _in_checkpoint(path) or _exported(path)):
         return tuple(map(str, found))
     message = f"{init} is no run, no checkpoint and no file that ends in {', '.join(SUFFIXES)}"
-    raise ConfigError([Problem("model.init", message, "e.g. model.init=runs/first or model.init=model.keras")])
+    raise ConfigError(
+        [Problem("model.init", "malformed", message, "e.g. model.init=runs/first or model.init=model.keras")]
+    )
 
 
 def _in_checkpoint(path: Path) -> list[Path]:

@@ -47,7 +47,7 @@ def answer(question: ModelProbe) -> dict[str, Any]:
             remedy = f"see {' and '.join(own)} in {question.user}"
         if isinstance(error, SeveralInputsError) and _can_be_a_matrix(question.data["name"]):
             remedy = "type data.options.matrix=true to have the columns as one array"
-        return {"problem": {"key": key, "message": words_of(error), "remedy": remedy}}
+        return {"problem": asdict(Problem(key, "failed", words_of(error), remedy, about="model"))}
     except (Exception, SystemExit) as error:  # a user's function may raise anything
         return _failure(error, question.user)
 
@@ -100,7 +100,7 @@ def _describe(question: ModelProbe) -> Description:
             serving.check(objective, data_set, question.formats)
         except serving.ExportError as error:
             remedy = "leave that format out of export.formats, or change the model"
-            raise ConfigError([Problem("export.formats", str(error), remedy)]) from error
+            raise ConfigError([Problem("export.formats", "not-supported", str(error), remedy)]) from error
     unchanged = frozen.find(objective, data_set.spec) if has_values else []  # built-in models have none of their own
     values = frozen.Frozen(frozen.values_of(model, unchanged), adapting.states)
     if question.store:

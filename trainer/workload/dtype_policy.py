@@ -41,7 +41,9 @@ def check_layers(model: keras.Model, precision: str) -> None:
     for layer in [*model._flatten_layers(include_self=False), model] if precision != SCALED else []:
         if layer.compute_dtype == "float16":
             message = f"layer {layer.path or layer.name} computes in float16, and {precision} has no loss scale"
-            raise ConfigError([Problem(KEY, message, f"type {KEY}={SCALED}, or leave the layer's dtype out")])
+            raise ConfigError(
+                [Problem(KEY, "not-supported", message, f"type {KEY}={SCALED}, or leave the layer's dtype out")]
+            )
 
 
 def _check_globals(allowed: tuple[str, ...], precision: str, user_file: str | None) -> None:
@@ -58,4 +60,4 @@ def _check_globals(allowed: tuple[str, ...], precision: str, user_file: str | No
         f"type {KEY}={name} instead" if is_known else f"leave it out; {KEY} has {', '.join(p.value for p in Precision)}"
     )
     message = f"{user_file or 'keras.json'} sets {what} {name}, but {KEY}={precision} is in force"
-    raise ConfigError([Problem(KEY, message, remedy)])
+    raise ConfigError([Problem(KEY, "conflict", message, remedy)])

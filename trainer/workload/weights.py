@@ -65,7 +65,7 @@ def load(model: keras.Model, files: Sequence[str]) -> str:
     source = Path(first).parent if Path(first).name == TENSORS else first
     if not result.loaded:
         message = f"nothing in {source} has the name and the shape of a variable of the model; {result.describe()}"
-        raise ConfigError([Problem("model.init", message, "give values of another model, or leave it out")])
+        raise ConfigError([Problem("model.init", "no-match", message, "give values of another model, or leave it out")])
     return f"initial values from {source}: {result.describe()}"
 
 

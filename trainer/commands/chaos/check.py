@@ -17,31 +17,34 @@ def check(config: RunConfig) -> Iterator[Problem]:
     chaos = config.chaos
     if config.job is not None:
         yield Problem(
-            "mode", "mode=chaos starts every task itself; it cannot run one task alone", "leave out job and task"
+            "mode",
+            "conflict",
+            "mode=chaos starts every task itself; it cannot run one task alone",
+            "leave out job and task",
         )
     given = [name for name in ("schedule", "random", "minutes") if getattr(chaos, name)]
     if len(given) != 1:
         sources = " and ".join(f"chaos.{name}" for name in given) or "none"
         message = f"chaos takes its faults from one of chaos.schedule, chaos.random and chaos.minutes; given: {sources}"
-        yield Problem("chaos", message, f"type chaos.random=20, or {schedule.typed('kill worker:0 @40')}")
+        yield Problem("chaos", "conflict", message, f"type chaos.random=20, or {schedule.typed('kill worker:0 @40')}")
     if config.run is not None and any(Path(config.run).glob("*")):
         message = f"{config.run} holds an earlier run; chaos needs a new directory"
-        yield Problem("run", message, "choose another, or none")
+        yield Problem("run", "taken", message, "choose another, or none")
     if config.train.epochs is not None:
-        yield Problem("train.epochs", "chaos schedules its faults by step", "type train.steps=N instead")
+        yield Problem("train.epochs", "conflict", "chaos schedules its faults by step", "type train.steps=N instead")
     fewest = random_faults.FIRST_STEP + random_faults.LAST_STEPS
     if chaos.random and config.train.steps < fewest:
         message = f"{config.train.steps} steps leave no room for a random fault"
-        yield Problem("train.steps", message, f"type train.steps={fewest} or more")
+        yield Problem("train.steps", "out-of-range", message, f"type train.steps={fewest} or more")
     unknown = [kind for kind in chaos.kinds if kind not in random_faults.KINDS]
     for kind in unknown:
         near = (*difflib.get_close_matches(kind, random_faults.KINDS, n=1), "kill-worker")[0]
         message = f"unknown kind of fault {kind!r}; available: {', '.join(random_faults.KINDS)}"
-        yield Problem("chaos.kinds", message, f"e.g. chaos.kinds=[{near}]")
+        yield Problem("chaos.kinds", "unknown-choice", message, f"e.g. chaos.kinds=[{near}]")
     crew = FaultTargets.of(config)
     can, left_out = random_faults.possible([] if unknown else chaos.kinds, crew, by_time=bool(chaos.minutes))
     if not can:
-        yield Problem("chaos.kinds", "; ".join(left_out), "choose other kinds, or another cluster")
+        yield Problem("chaos.kinds", "no-match", "; ".join(left_out), "choose other kinds, or another cluster")
     try:
         schedule.parse(chaos.schedule, crew)
     except ConfigError as error:

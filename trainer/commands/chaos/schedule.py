@@ -137,11 +137,11 @@ def _read(text: str, crew: FaultTargets) -> Fault | Problem:
     if action not in FORMS:
         near = (*difflib.get_close_matches(action, FORMS, n=1), "kill")[0]
         message = f"{text!r} does not begin with a fault; available: {', '.join(FORMS)}"
-        return Problem(KEY, message, f"e.g. {typed(FORMS[near][2])}")
+        return Problem(KEY, "unknown-choice", message, f"e.g. {typed(FORMS[near][2])}")
     pattern, form, example = FORMS[action]
     match = re.fullmatch(pattern, rest)
     if match is None:
-        return Problem(KEY, f"{text!r} does not have the form {form}", f"e.g. {typed(example)}")
+        return Problem(KEY, "malformed", f"{text!r} does not have the form {form}", f"e.g. {typed(example)}")
     said = match.groupdict()
     ends = said["target"].split("->")
     tasks = [crew.named(end) for end in ends]
@@ -166,23 +166,25 @@ def _no_target(text: str, target: str, crew: FaultTargets, *, is_link: bool) -> 
         example = f"{crew.tasks[-1]}->{crew.tasks[0]}"
         message = f"{text!r}: {target} is not a link; a link goes from one task to another of {', '.join(crew.tasks)}"
         remedy = f"e.g. {example}" if len(crew.tasks) > 1 else "type cluster=1ps2w, which has links"
-        return Problem(KEY, message, remedy)
+        return Problem(KEY, "unknown-choice", message, remedy)
     words = ["chief", "all", *(["ps"] if crew.job("ps") else [])]
     message = f"{text!r}: there is no {target}; available: {', '.join((*crew.tasks, *words))}"
     near = (*difflib.get_close_matches(target, crew.tasks, n=1), crew.tasks[-1])[0]
-    return Problem(KEY, message, f"type {near}, or a larger cluster")
+    return Problem(KEY, "unknown-choice", message, f"type {near}, or a larger cluster")
 
 
 def _never(fault: Fault, crew: FaultTargets) -> Problem | None:
     """Returns why a fault could never come, if so."""
     if not 0 <= fault.step <= crew.steps:
         message = f"'{fault}' is after the last step; the run has train.steps={crew.steps}"
-        return Problem(KEY, message, f"type a step from 0 to {crew.steps}, or train.steps={fault.step + 20}")
+        return Problem(
+            KEY, "out-of-range", message, f"type a step from 0 to {crew.steps}, or train.steps={fault.step + 20}"
+        )
     if fault.place is None:
         return None
     for task in fault.tasks:
         if fault.place not in crew.places(task):
             places = ", ".join(crew.places(task)) or "none"
             message = f"'{fault}': {task} never reaches {fault.place!r}; its places are {places}"
-            return Problem(KEY, message, f"e.g. {typed(f'kill chief in save-data @{fault.step}')}")
+            return Problem(KEY, "no-match", message, f"e.g. {typed(f'kill chief in save-data @{fault.step}')}")
     return None

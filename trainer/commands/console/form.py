@@ -96,7 +96,10 @@ def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Dr
     given = draft.values
     for name in ("ps", "workers", "gpus"):
         if not given[name].isdecimal() or int(given[name]) > MOST[name]:
-            draft.add(name, Problem(name, f"{given[name]!r} is not a whole number up to {MOST[name]}", "e.g. 2"))
+            draft.add(
+                name,
+                Problem(name, "out-of-range", f"{given[name]!r} is not a whole number up to {MOST[name]}", "e.g. 2"),
+            )
     if not draft.problems:
         draft.overrides += _cluster(given)
     for name in ("name", "launch", "strategy", "model", "data", "optimizer"):
@@ -105,7 +108,7 @@ def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Dr
         if re.fullmatch(r"[\w.-]{1,64}", given[name]):
             draft.overrides.append(f"{name}={given[name]}")
         else:
-            draft.add(name, Problem(name, f"{given[name]!r} is not a name", "letters, digits, _, . and -"))
+            draft.add(name, Problem(name, "malformed", f"{given[name]!r} is not a name", "letters, digits, _, . and -"))
     length = "epochs" if given["epochs"] else "steps"
     numbers = [one for one in fields() if one.name in ("learning_rate", "batch_size", length)]
     draft.overrides += [f"{one.key}={given[one.name]}" for one in numbers if given[one.name]]
@@ -139,29 +142,37 @@ def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None
         key, value = parsed.key_or_group, parsed.value()
         is_plain = not (parsed.is_delete() or parsed.is_sweep_override() or parsed.package) and "${" not in line
     except (HydraException, ValueError, RecursionError):
-        return Problem(line, "is no override", "one key=value on each line, e.g. optimizer.clip_norm=1")
+        return Problem(
+            line,
+            "malformed",
+            "is no override",
+            "one key=value on each line, e.g. optimizer.clip_norm=1",
+            about="override",
+        )
     section = key.split(".")[0]
     if not is_plain or "/" in key or section not in SECTIONS or (section == key and isinstance(value, dict | list)):
-        return Problem(key, "cannot be set from the console", f"allowed here: single keys of {', '.join(SECTIONS)}")
+        return Problem(
+            key, "not-allowed", "cannot be set from the console", f"allowed here: single keys of {', '.join(SECTIONS)}"
+        )
     if key == "user":
         return _outside(str(value), config.user_folder, "console.user_folder")
     if key in ("resume", "model.init") and value not in ("auto", "never", None):
         return _outside(str(value), str(folder.path), "runs.folder")
     if key == "experiment" and not re.fullmatch(r"\w+", str(value)):
-        return Problem(key, "cannot be a file here", "name one of conf/experiment")
+        return Problem(key, "not-allowed", "cannot be a file here", "name one of conf/experiment")
     return None
 
 
 def _outside(value: str, allowed: str | None, key: str) -> Problem | None:
     """Returns the problem of a path that leads outside of a folder, links followed."""
     if allowed is None:
-        return Problem("user", "is not allowed here", f"start the console with {key}=FOLDER")
+        return Problem("user", "not-allowed", "is not allowed here", f"start the console with {key}=FOLDER")
     try:
         if Path(value).resolve().is_relative_to(Path(allowed).resolve()):
             return None
     except (OSError, ValueError, RuntimeError):
         pass
-    return Problem(value, f"is not below {allowed} ({key})", "give a path in that folder")
+    return Problem(value, "not-allowed", f"is not below {allowed} ({key})", "give a path in that folder", about=key)
 
 
 def examine(draft: Draft, user_folder: str | None, *, with_plan: bool) -> None:
@@ -180,7 +191,7 @@ def examine(draft: Draft, user_folder: str | None, *, with_plan: bool) -> None:
         )
         answer = json.loads(ended.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError):
-        draft.add("", Problem("plan", "could not be made", "see python -m trainer plan in a terminal"))
+        draft.add("", Problem("plan", "failed", "could not be made", "see python -m trainer plan in a terminal"))
         return
     for one in answer["problems"]:
         problem = Problem(**one)

@@ -35,7 +35,7 @@ def main() -> None:
     except ConfigError as error:
         problems = [asdict(problem) for problem in error.problems]
     except TrainerError as error:
-        problems = [asdict(Problem("plan", str(error), "see python -m trainer plan in a terminal"))]
+        problems = [asdict(Problem("plan", "failed", str(error), "see python -m trainer plan in a terminal"))]
     print(json.dumps({"problems": problems, "plan": plan}))
 
 
@@ -44,13 +44,13 @@ def _forbidden(config: RunConfig, user_folder: str | None) -> Iterator[Problem]:
     usual = RunConfig()
     for name in FIXED:
         if getattr(config, name) != getattr(usual, name):
-            yield Problem(name, "cannot be set from the console", "start the run in a terminal")
+            yield Problem(name, "not-allowed", "cannot be set from the console", "start the run in a terminal")
     if replace(config.launch, name=usual.launch.name) != usual.launch:
-        yield Problem("launch", "cannot be set from the console", "start the run in a terminal")
+        yield Problem("launch", "not-allowed", "cannot be set from the console", "start the run in a terminal")
     if config.user is not None:
         allowed = None if user_folder is None else Path(user_folder).resolve()
         if allowed is None or not Path(config.user).resolve().is_relative_to(allowed):
-            yield Problem("user", f"{config.user} is not below console.user_folder", "name a file in it")
+            yield Problem("user", "not-allowed", f"{config.user} is not below console.user_folder", "name a file in it")
 
 
 if __name__ == "__main__":

@@ -16,17 +16,21 @@ NEXT = "next:  cd {}\n       python -m trainer experiment.yaml"
 def check(project: str | None) -> list[Problem]:
     """Returns what is wrong with the folder, which must be empty or not exist."""
     if not project:
-        return [Problem("project", "mode=init needs a folder to make", "e.g. trainer init my_project")]
+        return [Problem("project", "not-set", "mode=init needs a folder to make", "e.g. trainer init my_project")]
     folder = Path(project)
     try:
         held = sorted(os.listdir(folder)) if folder.exists() else []
     except NotADirectoryError:
-        return [Problem("project", f"{folder} is a file", "name a folder that does not exist yet")]
+        return [Problem("project", "taken", f"{folder} is a file", "name a folder that does not exist yet")]
     except OSError as error:
         return [_cannot(folder, error)]
     if held:
         message = f"{folder} is not empty: it holds {', '.join(held[:3])}{', ...' if len(held) > 3 else ''}"
-        return [Problem("project", message, f"name a folder that does not exist yet, e.g. trainer init {project}_2")]
+        return [
+            Problem(
+                "project", "taken", message, f"name a folder that does not exist yet, e.g. trainer init {project}_2"
+            )
+        ]
     return []
 
 
@@ -51,7 +55,9 @@ def run(project: str) -> int:
 
 def _cannot(folder: Path, error: OSError) -> Problem:
     message = f"{folder} cannot be used: {error.strerror}"
-    return Problem("project", message, "give a folder that you may write to, e.g. trainer init ~/my_project")
+    return Problem(
+        "project", "unreadable", message, "give a folder that you may write to, e.g. trainer init ~/my_project"
+    )
 
 
 def _files(title: str) -> Iterator[tuple[str, str]]:

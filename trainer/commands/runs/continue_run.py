@@ -34,7 +34,7 @@ def run(config: RunConfig, start: Start) -> int:
         pass
     stored = directory.read_config()
     if stored.job is not None:
-        raise ConfigError([Problem("run", "a scheduler started its tasks", "start them there again")])
+        raise ConfigError([Problem("run", "not-supported", "a scheduler started its tasks", "start them there again")])
     if stored.cluster.hosts:
         stored.cluster.addresses = {}  # they follow from the hosts
     if stored.launch.name is Launch.slurm:
@@ -62,7 +62,9 @@ def _change(stored: RunConfig, name: str, config: RunConfig) -> None:
     *sections, key = name.split(".")
     kind = keys.hint(name.split("."))
     if kind is None or dataclasses.is_dataclass(kind):
-        raise ConfigError([Problem(name, "mode=continue changes single keys only", "e.g. train.steps=600")])
+        raise ConfigError(
+            [Problem(name, "malformed", "mode=continue changes single keys only", "e.g. train.steps=600")]
+        )
     value: Any = reduce(getattr, [*sections, key], config)
     setattr(reduce(getattr, sections, stored), key, value)
 

@@ -34,13 +34,18 @@ def check(config: RunConfig) -> list[Problem]:
     """Returns what is wrong with a sweep; each value is tried in a config, with the first values of the other keys."""
     if not config.sweep.space:
         remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
-        return [Problem("sweep.space", "mode=sweep needs keys with values", remedy)]
+        return [Problem("sweep.space", "not-set", "mode=sweep needs keys with values", remedy)]
     found, problems = space.parse(config.sweep.space)
     if config.sweep.halving is not None:
         changed = [name for name in ("train.steps", "train.epochs") if name in found]
-        problems += [Problem(f"sweep.space.{name}", "is what sweep.halving changes", "remove one") for name in changed]
+        problems += [
+            Problem(f"sweep.space.{name}", "conflict", "is what sweep.halving changes", "remove one")
+            for name in changed
+        ]
         if config.train.epochs is not None:
-            problems.append(Problem("train.epochs", "sweep.halving divides steps", "type train.steps=N instead"))
+            problems.append(
+                Problem("train.epochs", "conflict", "sweep.halving divides steps", "type train.steps=N instead")
+            )
     machine = this_machine()
     if problems := problems + shares.check(config, machine):
         return problems
@@ -77,7 +82,12 @@ def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
     """
     config = jobs[0][1]
     problems = [
-        Problem(f"sweep.{name}", "-m tries every combination", f"mode=sweep with sweep.space, or no sweep.{name}")
+        Problem(
+            f"sweep.{name}",
+            "no-effect",
+            "-m tries every combination",
+            f"mode=sweep with sweep.space, or no sweep.{name}",
+        )
         for name in ("space", "trials", "halving")
         if getattr(config.sweep, name)
     ]

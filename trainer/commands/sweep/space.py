@@ -43,7 +43,7 @@ def parse(given: Mapping[str, Any]) -> tuple[Space, list[Problem]]:
             space[str(key)] = _choices(value)
         except ValueError as error:
             remedy = "e.g. 'sweep.space={optimizer.learning_rate: log(1e-4, 1e-1), model.options.width: [32, 64]}'"
-            problems.append(Problem(f"sweep.space.{key}", str(error), remedy))
+            problems.append(Problem(f"sweep.space.{key}", "malformed", str(error), remedy))
     return space, problems
 
 

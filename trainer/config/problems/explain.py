@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from trainer.config.problems import origins
 from trainer.config.problems.functions import unknown_choice
 from trainer.config.schema import Mode
 from trainer.faults.problems import ConfigError, Problem
+
+_of_override = partial(Problem, about="override")
 
 MAX_SWEEP = 100  # values of one swept key that are tried
 HELP = "see python -m trainer --help"
@@ -89,12 +92,14 @@ class Explainer:
             if override is None:
                 self.result.drop(text, _unreadable(text))
             elif not override.key_or_group:
-                self.result.drop(text, Problem(text, "has no key before the =", "e.g. train.steps=300"))
+                self.result.drop(
+                    text, _of_override(text, "malformed", "has no key before the =", "e.g. train.steps=300")
+                )
             elif not override.is_sweep_override():
                 yield override
             elif not self.line.multirun:
                 remedy = f"give one, e.g. {key}={_one_of(value)}, or add --multirun to run each"
-                self.result.drop(text, Problem(text, "has several values", remedy))
+                self.result.drop(text, _of_override(text, "malformed", "has several values", remedy))
             elif override.is_choice_sweep():
                 for choice in itertools.islice(override.sweep_string_iterator(), MAX_SWEEP):
                     yield from OverridesParser.create().parse_overrides([f"{override.get_key_element()}={choice}"])
@@ -117,9 +122,13 @@ class Explainer:
         except sources.ERRORS as error:
             problems = in_own_words(text, error)
             if override.is_delete():
-                problems = [Problem(text, "removes a key that every config needs", "leave it out to use the default")]
+                problems = [
+                    _of_override(
+                        text, "not-set", "removes a key that every config needs", "leave it out to use the default"
+                    )
+                ]
             elif override.is_add() or override.is_force_add():
-                problems = [Problem(text, "the + adds a second choice to a group", text.lstrip("+"))]
+                problems = [_of_override(text, "duplicate", "the + adds a second choice to a group", text.lstrip("+"))]
             self.result.drop(text, *problems)
             return []
         return [text]
@@ -160,11 +169,11 @@ class Explainer:
         if not any(letter.isdigit() for letter in name):
             near = (*difflib.get_close_matches(name, options, n=1), "2ps4w")[0]
             message = f"unknown cluster '{name}'; available: {', '.join(options)}, and any size such as {EXAMPLES}"
-            return Problem(where, message, f"e.g. cluster={near}")
+            return Problem(where, "unknown-choice", message, f"e.g. cluster={near}", about=group)
         try:
             parse_size(name)
         except ValueError as error:
-            return Problem(where, str(error), f"cluster={nearest_size(name)}")
+            return Problem(where, "malformed", str(error), f"cluster={nearest_size(name)}", about=group)
         raise AssertionError(f"{name} is a size, and so has a config")
 
     def file_faults(self, overrides: list[str]) -> list[Problem]:
@@ -226,7 +235,7 @@ def in_own_words(where: str, error: BaseException) -> list[Problem]:
     if isinstance(error, ConfigError):
         return error.problems
     first = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-    return [Problem(where or "config", first[0], HELP)]
+    return [Problem(where or "config", "failed", first[0], HELP, about="config")]
 
 
 def _no_such_file(name: str) -> Problem:
@@ -235,9 +244,15 @@ def _no_such_file(name: str) -> Problem:
     others = sorted(str(path) for path in folder.glob("*.yaml"))
     near = (*difflib.get_close_matches(name, others, n=1), *others)
     if near:
-        return Problem(name, "there is no such file", f"did you mean {near[0]}?")
+        return Problem(name, "not-found", "there is no such file", f"did you mean {near[0]}?", about="experiment")
     message = f"there is no such file, nor any other .yaml file in {folder.resolve()}"
-    return Problem(name, message, "give the path of an experiment, or trainer init FOLDER makes one")
+    return Problem(
+        name,
+        "not-found",
+        message,
+        "give the path of an experiment, or trainer init FOLDER makes one",
+        about="experiment",
+    )
 
 
 def _parse(text: str) -> Override | None:
@@ -257,13 +272,17 @@ def _one_of(values: str) -> str:
 def _unreadable(text: str) -> Problem:
     key, equals, value = text.partition("=")
     if not equals:
-        return Problem(text.strip() or "''", "is not key=value", meant(text) or HELP)
+        return _of_override(text.strip() or "''", "malformed", "is not key=value", meant(text) or HELP)
     if _parse(f"{key}=1") is None:
-        return Problem(text, f"has a key that cannot be read: {key!r}", "keys have dots, e.g. train.steps=300")
+        return _of_override(
+            text, "malformed", f"has a key that cannot be read: {key!r}", "keys have dots, e.g. train.steps=300"
+        )
     if "${" in value:
-        return Problem(text, "has a reference that cannot be read", "references are written '${section.key}'")
+        return _of_override(
+            text, "malformed", "has a reference that cannot be read", "references are written '${section.key}'"
+        )
     quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    return Problem(text, "has a value that cannot be read", f"quote it twice: '{key}=\"{quoted}\"'")
+    return _of_override(text, "malformed", "has a value that cannot be read", f"quote it twice: '{key}=\"{quoted}\"'")
 
 
 def meant(text: str) -> str | None:

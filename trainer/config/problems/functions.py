@@ -4,6 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from trainer.config import keys, sources
@@ -11,6 +12,8 @@ from trainer.config import user_file as user
 from trainer.config.problems.origins import given
 from trainer.config.schema import DataConfig, ModelConfig, RunConfig
 from trainer.faults.problems import ConfigError, Problem
+
+_of_user = partial(Problem, about="user")
 
 KERAS_HOOK = re.compile("on_(epoch|batch|train|test|predict)_")  # methods of keras.callbacks.Callback
 
@@ -44,10 +47,10 @@ def _check_function(
         yield unknown_choice(key, group, name, [*builtin, *user.choices(group, functions)])
     elif name in functions and name in builtin:
         message = f"{name} is both built in and a function of {user_file}"
-        yield Problem(key, message, f"rename the function and type {group}=NEW_NAME")
+        yield Problem(key, "duplicate", message, f"rename the function and type {group}=NEW_NAME")
     elif chosen.get("name", "???") not in ("???", name):
         message = f"{group}={choice} has the options of {chosen['name']}, not of {name}"
-        yield Problem(key, message, f"{group}={name}")
+        yield Problem(key, "conflict", message, f"{group}={name}")
     else:
         declared = user.options_of(group, functions.get(name, {})) | chosen.get("options", {})
         yield from _check_options(group, name, section.options, declared)
@@ -65,20 +68,24 @@ def _check_use(
         others = [name for name in user.candidates(user_file)[group] if name not in names.values()]
         if group in lines:
             message = f"line {lines[group]} sets {group}, which must be a function here or in a file beside this one"
-            problems.append(Problem(where, f"{message}; {choice} would run", f"write def {group}, or type {choice}"))
+            problems.append(
+                _of_user(where, "no-effect", f"{message}; {choice} would run", f"write def {group}, or type {choice}")
+            )
         elif others:
             message = f"has no function {group}, but {', '.join(others)}; {choice} would run"
-            problems.append(Problem(where, message, f"type {group}={others[0]}, or {choice}"))
+            problems.append(_of_user(where, "no-effect", message, f"type {group}={others[0]}, or {choice}"))
     used = {*user.BY_NAME, *names.values(), *_names_in([config.model.loss, config.model.metrics])}
     if not problems and len(not_chosen) == len(user.GROUPS) and not used & {*functions, *user.bound_names(user_file)}:
         message = f"nothing of it is used; it has {', '.join(functions) or 'no functions'}"
         example = f"e.g. model={next(iter(functions), 'NAME')}"
-        problems.append(Problem(where, message, f"choose by name, {example}, or name a function model or data"))
+        problems.append(
+            _of_user(where, "no-effect", message, f"choose by name, {example}, or name a function model or data")
+        )
     yield from problems
     for name in functions:
         is_near = name.startswith("on_") and difflib.get_close_matches(name, user.HOOKS, cutoff=0.8)
         if name not in user.HOOKS and (is_near or KERAS_HOOK.match(name)):
-            yield Problem(where, f"{name} is never called", f"the hooks are {', '.join(user.HOOKS)}")
+            yield _of_user(where, "no-effect", f"{name} is never called", f"the hooks are {', '.join(user.HOOKS)}")
 
 
 def _names_in(value: Any) -> Iterator[str]:
@@ -97,24 +104,34 @@ def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Pro
     """Returns the problem of an unknown choice of a group, with the available ones."""
     options = sorted(set(options))
     if not options:
-        return Problem(where, f"unknown {group} '{name}'; none is available", f"leave {group} out")
+        return Problem(
+            where, "unknown-choice", f"unknown {group} '{name}'; none is available", f"leave {group} out", about=group
+        )
     near = (*difflib.get_close_matches(name, options, n=1), options[0])[0]
-    return Problem(where, f"unknown {group} '{name}'; available: {', '.join(options)}", f"e.g. {group}={near}")
+    return Problem(
+        where,
+        "unknown-choice",
+        f"unknown {group} '{name}'; available: {', '.join(options)}",
+        f"e.g. {group}={near}",
+        about=group,
+    )
 
 
 def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Problem]:
     for option, value in given.items():
         key = f"{group}.options.{option}"
         if not declared:
-            yield Problem(key, f"{name} takes no options", "leave it out")
+            yield Problem(key, "no-effect", f"{name} takes no options", "leave it out")
         elif option not in declared:
             yield keys.unknown(key, key, value, [f"{group}.options.{known}" for known in declared])
         elif not _same_kind(declared[option], value):
             default = keys.shown(declared[option])
             message = f"{keys.shown(value)!r} is not {_kind(declared[option])}, which {name} needs"
-            yield Problem(key, message, f"e.g. {key}={default}")
+            yield Problem(key, "wrong-type", message, f"e.g. {key}={default}")
         elif isinstance(value, float) and not math.isfinite(value):
-            yield Problem(key, f"{value} is not a finite number", f"e.g. {key}={keys.shown(declared[option])}")
+            yield Problem(
+                key, "out-of-range", f"{value} is not a finite number", f"e.g. {key}={keys.shown(declared[option])}"
+            )
 
 
 def _same_kind(default: Any, value: Any) -> bool:

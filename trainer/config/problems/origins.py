@@ -107,7 +107,7 @@ def _is_setting(key: str) -> bool:
 
 def _located(problem: Problem, places: Mapping[str, str]) -> Problem:
     key, bracket, index = problem.key.partition("[")  # cluster.addresses.ps[0]
-    return replace(problem, key=f"{places.get(key, key)}{bracket}{index}")
+    return replace(problem, key=f"{places.get(key, key)}{bracket}{index}", about=problem.code.rpartition("/")[0])
 
 
 def _places(line: sources.CommandLine) -> dict[str, str]:

@@ -75,15 +75,19 @@ def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem
         if option:
             choice = f"{group}={choices.get(group)}"
             if group != "data" or composed.mode not in OF_ANOTHER_RUN:
-                yield Problem(key, f"is not set, and {choice} needs it", f"add {key}={_hint(group, choices, option)}")
+                yield Problem(
+                    key, "not-set", f"is not set, and {choice} needs it", f"add {key}={_hint(group, choices, option)}"
+                )
             options = OmegaConf.select(composed, key.rpartition(".")[0])
             with open_dict(options):
                 del options[key.rpartition(".")[2]]
         elif key in keys.EXAMPLES and key.endswith(".name"):
             group = key.removesuffix(".name")
-            yield Problem(key, "is not set", f"choose a file of conf/{group}, e.g. {group}={keys.EXAMPLES[key]}")
+            yield Problem(
+                key, "not-set", "is not set", f"choose a file of conf/{group}, e.g. {group}={keys.EXAMPLES[key]}"
+            )
         else:
-            yield Problem(key, "is not set", f"e.g. {keys.example(key.partition('[')[0])}")
+            yield Problem(key, "not-set", "is not set", f"e.g. {keys.example(key.partition('[')[0])}")
 
 
 def _hint(group: str, choices: Mapping[str, Any], option: str) -> str:
@@ -106,7 +110,7 @@ def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Itera
                 raise InterpolationResolutionError("a reference cannot stand for a whole section")
         except OmegaConfBaseException as error:
             text = keys.shown(raw[name])
-            yield Problem(key, f"{text} {_reason(error)}", f"give a value, e.g. {keys.example(key)}")
+            yield Problem(key, "unresolved", f"{text} {_reason(error)}", f"give a value, e.g. {keys.example(key)}")
             _stand_in(section, name, key)
         else:
             if isinstance(value, DictConfig):
@@ -134,7 +138,9 @@ def _reason(error: OmegaConfBaseException) -> str:
 def _check_name(name: str) -> Iterator[Problem]:
     if not NAME.fullmatch(name):
         nearest = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63] or "run"
-        yield Problem("name", f"'{name}' must be 1 to 63 characters from a-z, 0-9 and -", f"e.g. name={nearest}")
+        yield Problem(
+            "name", "malformed", f"'{name}' must be 1 to 63 characters from a-z, 0-9 and -", f"e.g. name={nearest}"
+        )
 
 
 def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
@@ -148,7 +154,9 @@ def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
             yield from _check_characters(item, path)
     elif isinstance(value, str) and (control := CONTROL.search(value)):
         message = f"'{value}' has the control character {shell.printable(ascii(control[0]))[1:-1]}"
-        yield Problem(".".join(path), message, "remove it; if a file or folder has it in its name, rename it")
+        yield Problem(
+            ".".join(path), "malformed", message, "remove it; if a file or folder has it in its name, rename it"
+        )
 
 
 def _check_run(config: RunConfig) -> Iterator[Problem]:
@@ -160,16 +168,20 @@ def _check_run(config: RunConfig) -> Iterator[Problem]:
     if ".." in path.parts:
         yield Problem(
             "run",
+            "unsafe",
             f"'{run}' contains '..', which is not allowed in a run directory",
             shell.typed("run", str(Path(run).resolve())),
         )
     elif run.startswith("~"):
         yield Problem(
-            "run", f"'{run}' starts with ~, which only a shell expands", shell.typed("run", str(Path(run).expanduser()))
+            "run",
+            "malformed",
+            f"'{run}' starts with ~, which only a shell expands",
+            shell.typed("run", str(Path(run).expanduser())),
         )
     elif not path.name or "\0" in run or (path in OF_RUNS and config.mode is Mode.train):
         message = f"'{run}' is not a directory for one run alone; a run writes and deletes files in its directory"
-        yield Problem("run", message, "e.g. run=runs/first, or leave run out")
+        yield Problem("run", "unsafe", message, "e.g. run=runs/first, or leave run out")
 
 
 def _check_length(train: TrainConfig, line: sources.CommandLine) -> Iterator[Problem]:
@@ -181,7 +193,7 @@ def _check_length(train: TrainConfig, line: sources.CommandLine) -> Iterator[Pro
         train.epochs = None
     elif len(lengths) > 1:
         message = f"is set together with train.steps={train.steps}, but only one of them may set the length of training"
-        yield Problem("train.epochs", message, f"leave one out, e.g. train.epochs={train.epochs} alone")
+        yield Problem("train.epochs", "conflict", message, f"leave one out, e.g. train.epochs={train.epochs} alone")
 
 
 def _check_part(given: str | None) -> Iterator[Problem]:
@@ -194,4 +206,6 @@ def _check_part(given: str | None) -> Iterator[Problem]:
         is_size = False
     if not is_size:
         message = f"{given} is not a size in MiB; it must be {AUTO}, null or a number above 0"
-        yield Problem("placement.max_part_mib", message, "leave it out, or type placement.max_part_mib=6")
+        yield Problem(
+            "placement.max_part_mib", "out-of-range", message, "leave it out, or type placement.max_part_mib=6"
+        )

@@ -32,7 +32,7 @@ def check_readable(inputs: Sequence[str]) -> None:
     if closed:
         message = f"{', '.join(closed)} cannot be read by user {NOBODY}, who runs what root starts"
         remedy = f"type chmod -R o+rX {shell.joined(closed)}, or use another user"
-        raise ConfigError([Problem("launch", message, remedy)])
+        raise ConfigError([Problem("launch", "unreadable", message, remedy)])
 
 
 def _is_open(path: Path) -> bool:

@@ -117,12 +117,14 @@ def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
     for host, one in facts.items():
         if not one.sees_run:
             message = f"{host}: the run directory is not the one that this machine has"
-            yield Problem(KEY, message, "choose one in a folder that all hosts share, with run=PATH")
+            yield Problem(KEY, "mismatch", message, "choose one in a folder that all hosts share, with run=PATH")
         if one.version != versions.describe():
             message = f"{host} has {one.version}, this machine {versions.describe()}"
-            yield Problem(KEY, message, "install the same versions on all hosts")
+            yield Problem(KEY, "mismatch", message, "install the same versions on all hosts")
         elif one.code != versions.code_hash():
-            yield Problem(KEY, f"{host} runs different trainer code", "install the same version on all hosts")
+            yield Problem(
+                KEY, "mismatch", f"{host} runs different trainer code", "install the same version on all hosts"
+            )
 
 
 def _check_gpus(config: RunConfig, facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
@@ -132,7 +134,10 @@ def _check_gpus(config: RunConfig, facts: Mapping[str, HostFacts]) -> Iterator[P
         if highest >= facts[host].gpus:
             has = count(facts[host].gpus, "GPU")
             yield Problem(
-                "device.gpus", f"{name} is assigned GPU {highest}, but {host} has only {has}", "indices start at 0"
+                "device.gpus",
+                "not-available",
+                f"{name} is assigned GPU {highest}, but {host} has only {has}",
+                "indices start at 0",
             )
 
 

@@ -102,6 +102,7 @@ def _address_of(task: Task) -> str:
 def _remote_address(task: Task) -> Problem:
     return Problem(
         f"cluster.addresses.{task.job}[{task.index}]",
+        "not-available",
         f"{_address_of(task)} is not an address of this machine, where all tasks would start",
         f"on the machine that has it, type the same command with job={task.job} task={task.index}",
     )

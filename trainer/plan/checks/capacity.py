@@ -22,16 +22,20 @@ def check_capacity(cluster: ClusterConfig, here: int, machine: Machine) -> Itera
     if machine.files is not None and files > machine.files:
         yield Problem(
             "ulimit -n",
+            "over-capacity",
             f"a process may open {machine.files} files, and {count(len(tasks), 'task')} need about {files}",
             f"type ulimit -n {max(files, ENOUGH_FILES)}, or choose a smaller cluster=",
+            about="ulimit",
         )
     threads = THREADS_OF_A_TASK * here
     if machine.threads is not None and threads > machine.threads:
         yield Problem(
             "ulimit -u",
+            "over-capacity",
             f"{count(machine.threads, 'thread')} may run here, and {count(here, 'task')} have about {threads:,}",
             f"choose a smaller cluster=, or allow more: ulimit -u {threads}, docker run --pids-limit {threads}, "
             f"sysctl kernel.pid_max={threads}",
+            about="ulimit",
         )
 
 
@@ -41,6 +45,7 @@ def _check_cores(cluster: ClusterConfig, here: int, machine: Machine) -> Iterato
         smaller = ClusterSize(min(cluster.ps, machine.cores), 2 * machine.cores, min(cluster.evaluator, 1))
         yield Problem(
             "cluster",
+            "over-capacity",
             f"cluster={cluster.name} is {count(here, 'task')} on {count(machine.cores, 'core')}; this machine starts "
             f"{most:,} at most, {TASKS_OF_A_CORE} a core",
             f"e.g. cluster={smaller}; for tasks on several machines give cluster.hosts",

@@ -25,7 +25,7 @@ def check_containers(config: RunConfig) -> Iterator[Problem]:
     finds_addresses = config.mode is Mode.render and config.target is Target.compose
     if finds_addresses and config.cluster.addresses and not config.cluster.hosts:
         remedy = "leave it out, or give the machines: cluster.hosts=[10.0.0.1,10.0.0.2]"
-        yield Problem("cluster.addresses", "a rendered run finds its own addresses", remedy)
+        yield Problem("cluster.addresses", "conflict", "a rendered run finds its own addresses", remedy)
     yield from check_keys(config.cluster, "container.memory_mib", config.container.memory_mib, least=LEAST_MIB)
     yield from check_keys(config.cluster, "container.cpus", config.container.cpus, least=0.1)
 
@@ -33,21 +33,23 @@ def check_containers(config: RunConfig) -> Iterator[Problem]:
 def _check_launch(config: RunConfig) -> Iterator[Problem]:
     key, instead = "launch", "leave launch=docker out"
     if config.mode not in MODES:
-        yield Problem(key, f"mode={config.mode.value} runs processes on this machine", instead)
+        yield Problem(key, "not-supported", f"mode={config.mode.value} runs processes on this machine", instead)
     if config.job is not None:
-        yield Problem(key, f"this process is to run {config.job}:{config.task}; it starts no other task", instead)
+        yield Problem(
+            key, "conflict", f"this process is to run {config.job}:{config.task}; it starts no other task", instead
+        )
     elif config.cluster.addresses and not config.cluster.hosts:
         message = "cluster.addresses has no effect with launch=docker; containers get their own network"
-        yield Problem(key, message, "leave out one of the two")
+        yield Problem(key, "no-effect", message, "leave out one of the two")
 
 
 def _check_mounts(config: RunConfig) -> Iterator[Problem]:
     for path in config.container.mounts:
         if not Path(path).is_absolute() or ".." in Path(path).parts:
             message = f"{path!r} is not the absolute path of a file or directory"
-            yield Problem("container.mounts", message, f"e.g. container.mounts=[{Path(path).absolute()}]")
+            yield Problem("container.mounts", "malformed", message, f"e.g. container.mounts=[{Path(path).absolute()}]")
         elif not Path(path).exists():
-            yield Problem("container.mounts", f"{path} does not exist", "give a path of this machine")
+            yield Problem("container.mounts", "not-found", f"{path} does not exist", "give a path of this machine")
     yield from check_paths("container.mounts", config.container.mounts)
 
 
@@ -59,4 +61,4 @@ def check_paths(key: str, paths: Iterable[str]) -> Iterator[Problem]:
         ]
         if hidden:
             message = f"{path} would hide {hidden[0]}, which is part of the container"
-            yield Problem(key, message, "put what tasks read into a folder of its own, e.g. below /data")
+            yield Problem(key, "conflict", message, "put what tasks read into a folder of its own, e.g. below /data")

@@ -45,7 +45,7 @@ def check_devices(
     yield from _check_seen(cluster, device)
     if device.layers and jit:
         message = "train.jit=true compiles the whole step for one device"
-        yield Problem("device.layers", message, "leave out one of the two")
+        yield Problem("device.layers", "conflict", message, "leave out one of the two")
 
 
 def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> Iterator[Problem]:
@@ -57,12 +57,14 @@ def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> It
     message = f"{key!r} is neither a job nor a task of the cluster; available: {there}"
     job, _, index = key.partition(":")
     if job in JOBS and job not in sizes:
-        yield Problem(f"{mapping}.{key}", message, f"leave it out, or choose a cluster with {job} tasks")
+        yield Problem(
+            f"{mapping}.{key}", "unknown-choice", message, f"leave it out, or choose a cluster with {job} tasks"
+        )
         return
     near = (difflib.get_close_matches(job, sizes, n=1) or ["worker"])[0]
     if index.isascii() and index.isdigit():
         near = f"{near}:{min(int(index), sizes[near] - 1)}"
-    yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, near, value)}")
+    yield Problem(f"{mapping}.{key}", "unknown-choice", message, f"e.g. {_assignment(mapping, near, value)}")
 
 
 def check_keys(
@@ -77,14 +79,16 @@ def check_keys(
 def _check_least(mapping: str, key: str, value: float, least: float, why: str) -> Iterator[Problem]:
     if not least <= value < math.inf:
         message = f"{value} is out of range; it must be at least {least}{why}"
-        yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, least)}")
+        yield Problem(f"{mapping}.{key}", "out-of-range", message, f"e.g. {_assignment(mapping, key, least)}")
 
 
 def _check_numbers(device: DeviceConfig) -> Iterator[Problem]:
     for key, value in device.memory_fraction.items():
         if not 0 < value <= 1:
             message = f"{value:g} is not in (0, 1]"
-            yield Problem(f"device.memory_fraction.{key}", message, "two tasks that share one GPU want 0.45 each")
+            yield Problem(
+                f"device.memory_fraction.{key}", "out-of-range", message, "two tasks that share one GPU want 0.45 each"
+            )
     for setting, (least, why) in LEAST.items():
         for mapping, key, value in _entries(device, (setting,)):
             yield from _check_least(mapping, key, value, least, why)
@@ -96,10 +100,14 @@ def _check_indices(device: DeviceConfig) -> Iterator[Problem]:
         for gpu in listed:
             if gpu < 0:
                 message = f"{gpu} is not a GPU index; indices start at 0"
-                yield Problem(f"device.gpus.{key}", message, f"e.g. {_assignment('device.gpus', key, [0])}")
+                yield Problem(
+                    f"device.gpus.{key}", "out-of-range", message, f"e.g. {_assignment('device.gpus', key, [0])}"
+                )
             elif gpus.count(gpu) > 1:
                 message = f"GPU {gpu} is listed twice in {_text(gpus)}"
-                yield Problem(f"device.gpus.{key}", message, f"type {_assignment('device.gpus', key, listed)}")
+                yield Problem(
+                    f"device.gpus.{key}", "duplicate", message, f"type {_assignment('device.gpus', key, listed)}"
+                )
 
 
 def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]) -> Iterator[Problem]:
@@ -109,7 +117,7 @@ def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[
             there = "GPU 0" if machine.gpus == 1 else f"GPUs 0..{machine.gpus - 1}" if machine.gpus else "no GPU"
             message = f"there is no GPU {gpu}; this machine has {there}"
             remedy = f"choose from {there}" if machine.gpus else "type device=cpu, or leave device.gpus out"
-            yield Problem("device.gpus", message, remedy)
+            yield Problem("device.gpus", "not-available", message, remedy)
 
 
 def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
@@ -118,7 +126,9 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
     for mapping, key, value in memory:
         meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
         if meant and value is not False and not any(of_task(device.gpus, *task) for task in meant):
-            yield Problem(f"{mapping}.{key}", "it sees no GPU", f"add {_assignment('device.gpus', key, [0])}")
+            yield Problem(
+                f"{mapping}.{key}", "not-set", "it sees no GPU", f"add {_assignment('device.gpus', key, [0])}"
+            )
     reported = set()
     for job, index in tasks:
         keys = {(f"device.{name}", key_of(getattr(device, name), job, index)) for name in MEMORY}
@@ -127,6 +137,7 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
             reported.add(tuple(given))
             yield Problem(
                 given[0],
+                "conflict",
                 f"{job}:{index} sets more than one of memory_fraction, memory_mib and growth: {' and '.join(given)}",
                 "leave all out but one",
             )
@@ -142,14 +153,16 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
         if match is None:
             first = f"{AUTO}, " if key == "device.parameters" else ""
             message = f"{name!r} is not a device; available: {first}/cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ..."
-            yield Problem(key, message, f"write {_nearest(name) or (AUTO if first else '/cpu:0')}")
+            yield Problem(key, "malformed", message, f"write {_nearest(name) or (AUTO if first else '/cpu:0')}")
         elif match[1] == "cpu" and int(match[2]) >= MAX_CPUS:
             message = f"{name} is out of range; a task has /cpu:0 to /cpu:{MAX_CPUS - 1}"
-            yield Problem(key, message, f"e.g. /cpu:{MAX_CPUS - 1}")
+            yield Problem(key, "out-of-range", message, f"e.g. /cpu:{MAX_CPUS - 1}")
     for name in dict.fromkeys(device.replicas):
         if device.replicas.count(name) > 1:
             remedy = f"type device.replicas={_text(list(dict.fromkeys(device.replicas)))}"
-            yield Problem("device.replicas", f"{name} is listed twice; a device holds one replica of a task", remedy)
+            yield Problem(
+                "device.replicas", "duplicate", f"{name} is listed twice; a device holds one replica of a task", remedy
+            )
 
 
 def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
@@ -164,7 +177,7 @@ def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Proble
                     reported.add((key, name))
                     visible = f"{count(len(gpus), 'GPU')} ({', '.join(map(str, gpus))})" if gpus else "no GPU"
                     message = f"there is no {name}: {job}:{index} sees {visible}"
-                    yield Problem(key, message, _more(device, job, index, number))
+                    yield Problem(key, "not-available", message, _more(device, job, index, number))
 
 
 def _more(device: DeviceConfig, job: str, index: int, number: int) -> str:

@@ -17,18 +17,24 @@ def check_export(export: ExportConfig) -> Iterator[Problem]:
     """Formats that do not exist, or cannot be written here, and a checkpoint that cannot be one."""
     for name in export.formats:
         if name not in FORMATS:
-            yield Problem("export.formats", f"unknown format {name!r}", f"choose from {', '.join(FORMATS)}")
+            yield Problem(
+                "export.formats", "unknown-choice", f"unknown format {name!r}", f"choose from {', '.join(FORMATS)}"
+            )
     if "onnx" in export.formats and find_spec("tf2onnx") is None:
-        yield Problem("export.formats", "onnx needs the package tf2onnx", "pip install 'trainer[onnx]'")
+        yield Problem(
+            "export.formats", "not-available", "onnx needs the package tf2onnx", "pip install 'trainer[onnx]'"
+        )
     if export.checkpoint not in NAMED and not export.checkpoint.isdecimal():
         message = f"{export.checkpoint!r} must be last, best or a step"
-        yield Problem("export.checkpoint", message, "e.g. export.checkpoint=best")
+        yield Problem("export.checkpoint", "malformed", message, "e.g. export.checkpoint=best")
 
 
 def check_file(to: str | None, *, writes: bool) -> Iterator[Problem]:
     """Checks the file that mode=predict writes; mode=evaluate writes none."""
     if writes and (to is None or not to.endswith(FILES)):
         message = "mode=predict needs a file to write to" if to is None else f"{to} ends in none of {', '.join(FILES)}"
-        yield Problem("export.to", message, "e.g. to=predictions.npz")
+        yield Problem("export.to", "malformed", message, "e.g. to=predictions.npz")
     elif to is not None and not writes:
-        yield Problem("export.to", "mode=evaluate writes no file", "leave it out; --json prints the scores as JSON")
+        yield Problem(
+            "export.to", "no-effect", "mode=evaluate writes no file", "leave it out; --json prints the scores as JSON"
+        )

@@ -30,7 +30,9 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
     examples, parts = description.train_examples, batch_parts(config.cluster, config.device, config.train)
     if 0 < examples < config.train.batch_size:
         message = f"one global batch takes {config.train.batch_size} examples, but the data has {examples}"
-        yield Problem("train.batch_size", message, f"type train.batch_size={max(1, examples // parts * parts)}")
+        yield Problem(
+            "train.batch_size", "over-capacity", message, f"type train.batch_size={max(1, examples // parts * parts)}"
+        )
 
 
 def _check_model_batch(config: RunConfig, description: Description) -> Iterator[Problem]:
@@ -41,20 +43,23 @@ def _check_model_batch(config: RunConfig, description: Description) -> Iterator[
     takes = f"the model takes batches of {size} examples, and no others"
     if config.train.batch_size != size * parts:
         each = f"{config.train.batch_size} make batches of {config.train.batch_size // parts}"
-        yield Problem("train.batch_size", f"{each}; {takes}", f"type train.batch_size={size * parts}")
+        yield Problem("train.batch_size", "mismatch", f"{each}; {takes}", f"type train.batch_size={size * parts}")
     if config.evaluate.batch_size != size:
         message = f"evaluates {config.evaluate.batch_size} at once; {takes}"
-        yield Problem("evaluate.batch_size", message, f"type evaluate.batch_size={size}")
+        yield Problem("evaluate.batch_size", "mismatch", message, f"type evaluate.batch_size={size}")
     if rest := description.evaluate_examples % size:
         message = f"the last batch of the {description.evaluate_examples} examples to evaluate on has {rest}; {takes}"
-        yield Problem("data.name", message, f"leave {rest} of them out")
+        yield Problem("data.name", "mismatch", message, f"leave {rest} of them out")
 
 
 def _check_division(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
     if description.is_divided and any(len(task.replicas) > 1 for task in tasks):
         message = "replicas of one worker cannot share a tf.data.Dataset or an iterable: passes may differ in order"
         yield Problem(
-            "device.replicas", message, "return a function (context) with batches of context.replica, or arrays"
+            "device.replicas",
+            "not-supported",
+            message,
+            "return a function (context) with batches of context.replica, or arrays",
         )
 
 
@@ -64,7 +69,7 @@ def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[
     if description.written and len(readers) > 1:
         message = f"the pipeline writes files as it is read ({', '.join(description.written)}); {len(readers)} tasks"
         remedy = "use cache() without a file, or write the data once with dataset.save and return tf.data.Dataset.load"
-        yield Problem("data.name", f"{message} would write them at once", remedy)
+        yield Problem("data.name", "over-capacity", f"{message} would write them at once", remedy)
 
 
 def _check_order(config: RunConfig, tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
@@ -78,20 +83,20 @@ def _check_order(config: RunConfig, tasks: Sequence[Task], description: Descript
             "set reshuffle_each_iteration=False of the shuffle(), give each part a generator or variable of its own, "
             "or type evaluate.every=0"
         )
-        yield Problem("evaluate.every", message, remedy)
+        yield Problem("evaluate.every", "not-supported", message, remedy)
 
 
 def _check_best_metric(name: str | None, description: Description) -> Iterator[Problem]:
     names = ("loss", *description.metrics)
     if name is not None and name not in names:
         message = f"unknown metric {name!r}; available: {', '.join(names)}"
-        yield Problem("evaluate.best_metric", message, f"e.g. evaluate.best_metric={names[-1]}")
+        yield Problem("evaluate.best_metric", "unknown-choice", message, f"e.g. evaluate.best_metric={names[-1]}")
 
 
 def _check_pins(pins: Mapping[str, int], description: Description, shards: int) -> Iterator[Problem]:
     for pattern, shard in pins.items():
         for fault, better in pin_faults(description.parameters, shards, pattern, shard):
-            yield Problem("placement.pins", fault, f"e.g. 'placement.pins={{{better}}}'")
+            yield Problem("placement.pins", "no-match", fault, f"e.g. 'placement.pins={{{better}}}'")
 
 
 def _check_groups(section: OptimizerConfig, description: Description) -> Iterator[Problem]:
@@ -104,17 +109,26 @@ def _check_layers(pins: Mapping[str, str], description: Description) -> Iterator
         if not any(fnmatchcase(path, pattern) for path in description.layers):
             near = difflib.get_close_matches(pattern, description.layers, n=3, cutoff=0.3) or description.layers[:3]
             message = f"pin {pattern!r} matches no layer; the nearest are {', '.join(near)}"
-            yield Problem("device.layers", message, f"e.g. 'device.layers={{{near[0] if near else 'dense'}:{device}}}'")
+            yield Problem(
+                "device.layers",
+                "no-match",
+                message,
+                f"e.g. 'device.layers={{{near[0] if near else 'dense'}:{device}}}'",
+            )
 
 
 def warn_of_model(description: Description) -> Iterator[Problem]:
     if description.unreached:
         message = f"the loss does not depend on {', '.join(description.unreached)}, which training does not change"
-        yield Problem("model", message, "give each output that is to be trained a loss in compile()")
+        yield Problem("model", "no-effect", message, "give each output that is to be trained a loss in compile()")
     for message, remedy in description.doubts:
-        yield Problem("model", message, remedy)
+        yield Problem("model", "doubtful", message, remedy)
     for text in description.warnings:
-        yield Problem("model", text, 'to hide it: warnings.filterwarnings("ignore", ...) in the code that warns')
+        yield Problem(
+            "model", "doubtful", text, 'to hide it: warnings.filterwarnings("ignore", ...) in the code that warns'
+        )
     for path in description.not_adapted:
         message = f"layer {path} was never adapted, so it returns its input unchanged"
-        yield Problem("model", message, "give the model's function an argument train, and call adapt(train)")
+        yield Problem(
+            "model", "no-effect", message, "give the model's function an argument train, and call adapt(train)"
+        )

@@ -47,6 +47,7 @@ def check_gpu_memory(
         if len(undecided) > 1:
             yield Problem(
                 "device.memory_fraction",
+                "over-capacity",
                 f"{_list(undecided)} share {gpu.name}, and the first would take nearly all of its memory",
                 f"add 'device.memory_fraction={_each(undecided, math.floor(90 / len(gpu.shares)) / 100)}'",
             )
@@ -63,7 +64,7 @@ def warn_of_gpu_memory(
             takes = "takes whatever is free" if len(loose) == 1 else "take whatever is free"
             message = f"{gpu.name} is shared by {len(gpu.shares)} tasks, and {_list(loose)} {takes}"
             remedy = "a memory_fraction or memory_mib for each keeps them apart"
-            yield Problem("device.memory_fraction", message, remedy)
+            yield Problem("device.memory_fraction", "doubtful", message, remedy)
 
 
 def _too_much(gpu: SharedGpu) -> Iterator[Problem]:
@@ -75,12 +76,14 @@ def _too_much(gpu: SharedGpu) -> Iterator[Problem]:
     count = len(fractions) + len(mibs)
     if gpu.mib is None or not mibs:
         message = f"the tasks on {gpu.name} take {_terms(fractions)} = {sum(fractions):g} > 1 of its memory"
-        yield Problem("device.memory_fraction", message, f"give each at most {math.floor(100 / count) / 100:g}")
+        yield Problem(
+            "device.memory_fraction", "over-capacity", message, f"give each at most {math.floor(100 / count) / 100:g}"
+        )
     else:
         terms = " + ".join(filter(None, [_terms(fractions, f" x {gpu.mib}"), _terms(mibs)]))
         mib = f"{sum(fractions) * gpu.mib + sum(mibs):.0f} MiB, and it has {gpu.mib}"
         message = f"the tasks on {gpu.name} take {terms} = {mib}"
-        yield Problem("device.memory_mib", message, f"give each at most {gpu.mib // count} MiB")
+        yield Problem("device.memory_mib", "over-capacity", message, f"give each at most {gpu.mib // count} MiB")
 
 
 def _shared(

@@ -16,4 +16,6 @@ def require_tensorflow() -> None:
 
     wheels = " ".join(f'"{NEEDED[name]}{SUPPORTED[name]}"' for name in missing)
     remedy = f"type python -m pip install {wheels}; with GPUs tensorflow[and-cuda] instead of tensorflow-cpu"
-    raise ConfigError([Problem(name, "is not installed, and models need it", remedy) for name in missing[:1]])
+    raise ConfigError(
+        [Problem(name, "not-available", "is not installed, and models need it", remedy) for name in missing[:1]]
+    )

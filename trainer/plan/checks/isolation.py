@@ -23,4 +23,6 @@ def why_not(config: RunConfig) -> str:
 def check_isolation(config: RunConfig) -> Iterator[Problem]:
     """Yields a problem if a network of their own is asked for and makes no sense."""
     if config.security.isolate is Isolate.always and (reason := why_not(config)):
-        yield Problem("security.isolate", f"this machine cannot isolate runs: {reason}", "leave it out")
+        yield Problem(
+            "security.isolate", "not-available", f"this machine cannot isolate runs: {reason}", "leave it out"
+        )

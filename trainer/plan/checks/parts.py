@@ -16,7 +16,9 @@ def check_exchanges(tasks: Sequence[Task], description: Description) -> Iterator
             f"{', '.join(description.exchanging)}: exchanges values with other replicas during a step, because of "
             f"synchronized=True or a call to all_reduce, which works with one replica only; this run has {replicas}"
         )
-        yield Problem("cluster", message, "type cluster=local, or train without it, e.g. with synchronized=False")
+        yield Problem(
+            "cluster", "not-supported", message, "type cluster=local, or train without it, e.g. with synchronized=False"
+        )
 
 
 def averaged(tasks: Sequence[Task], strategy: Strategy) -> int:
@@ -38,25 +40,33 @@ def warn_of_parts(replicas: int, accumulate: int, description: Description) -> I
     if description.is_summed:
         message = f"the loss is a sum over examples, and an update takes the mean over {parts} parts of them"
         remedy = f"multiply optimizer.learning_rate by {parts} for the update of the whole batch, or use a mean"
-        yield Problem("model", message, remedy)
+        yield Problem("model", "depends-on-parts", message, remedy)
     for scalar in description.scalars:
         message = (
             f"{scalar}: returns one number for each of the {parts} parts of a batch, and an update takes their mean, "
             "which equals the value for the whole batch only if every number is a mean over the same count"
         )
         remedy = f"return one loss per example, [N]; multiply what is a sum, as activity_regularizer is, by {parts}"
-        yield Problem("model", message, remedy)
+        yield Problem("model", "depends-on-parts", message, remedy)
     for mixing in description.mixing:
         message = (
             f"{mixing}: its result for an example depends on the others of the batch, and each of the {parts} parts of "
             "a batch is computed separately, as under tf.distribute; the whole batch at once would give another result"
         )
         yield Problem(
-            "model", message, "to compute the whole batch at once, type cluster=local without train.accumulate"
+            "model",
+            "depends-on-parts",
+            message,
+            "to compute the whole batch at once, type cluster=local without train.accumulate",
         )
     if replicas > 1 and description.counts and not description.is_one_mean:
         message = (
             "the losses of several outputs are divided by different counts of masks or weights, and an update takes "
             f"the mean over {replicas} replicas, as with tf.distribute; the loss of the whole batch would differ"
         )
-        yield Problem("model", message, "type cluster=local train.accumulate=N, which weights each output by its count")
+        yield Problem(
+            "model",
+            "depends-on-parts",
+            message,
+            "type cluster=local train.accumulate=N, which weights each output by its count",
+        )

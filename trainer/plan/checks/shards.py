@@ -16,11 +16,15 @@ def warn_of_shards(
     hosts = {shard.host for shard in shards}
     for shard in shards:
         if not any(other.trainable for other in shards if other.host == shard.host):
-            yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards are enough")
+            yield Problem(
+                "cluster", "no-effect", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards are enough"
+            )
     yield from _warn_of_imbalance(shards, pins, can_cut=can_cut)
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:
-        yield Problem("cluster", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here")
+        yield Problem(
+            "cluster", "slow", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here"
+        )
 
 
 def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int], *, can_cut: bool) -> Iterator[Problem]:
@@ -38,7 +42,7 @@ def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int], *, can_
         parts = f"type placement.max_part_mib={_round_up(even / 2**20)} to split it into parts"
         greedy = "type placement.name=greedy and leave out placement.pins"
         is_cut = can_cut and largest.nbytes > even and best_match(largest.path, pins) is None
-        yield Problem("placement", message, parts if is_cut else greedy)
+        yield Problem("placement", "slow", message, parts if is_cut else greedy)
 
 
 def _round_up(mib: float) -> str:

@@ -24,13 +24,13 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     if not config.placement.has_sparse:
         if config.optimizer.sparse != SparseConfig():
             message = "no layer is sparse, so nothing has a rule of its own"
-            yield Problem("optimizer.sparse", message, f"type '{KEY}=[PATTERN]' too")
+            yield Problem("optimizer.sparse", "no-effect", message, f"type '{KEY}=[PATTERN]' too")
         return
     strategy, optimizer = strategy_of(config.strategy, config.cluster), config.optimizer
     key_of_layers = KEY if config.placement.sparse else GROWING
     if strategy.has_ring:
         message = f"rows of sparse layers are held by shard hosts, which {strategy.name} does not have"
-        yield Problem(key_of_layers, message, "type strategy=sync, or leave it out")
+        yield Problem(key_of_layers, "not-supported", message, "type strategy=sync, or leave it out")
     faults = {
         "optimizer.ema": optimizer.ema is not None,
         "optimizer.groups": has_rates(optimizer),
@@ -39,7 +39,9 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     }
     for key, is_given in faults.items():
         if is_given:
-            yield Problem(key, f"is not available with sparse layers ({key_of_layers})", "leave out one of them")
+            yield Problem(
+                key, "not-supported", f"is not available with sparse layers ({key_of_layers})", "leave out one of them"
+            )
 
 
 def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
@@ -47,11 +49,18 @@ def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
     for key in ("growing", "min_count", "max_age"):
         for pattern, value in getattr(placement, key).items():
             if value < 1:
-                yield Problem(f"placement.{key}", f"{pattern} has {value}", f"e.g. 'placement.{key}={{{pattern}:1}}'")
+                yield Problem(
+                    f"placement.{key}",
+                    "out-of-range",
+                    f"{pattern} has {value}",
+                    f"e.g. 'placement.{key}={{{pattern}:1}}'",
+                )
             if pattern not in placement.growing:
                 known = ", ".join(placement.growing) or "no layer"
                 remedy = f"give it rows, e.g. '{GROWING}={{{pattern}:1000000}}'"
-                yield Problem(f"placement.{key}", f"{pattern!r} is not in {GROWING}, which has {known}", remedy)
+                yield Problem(
+                    f"placement.{key}", "no-match", f"{pattern!r} is not in {GROWING}, which has {known}", remedy
+                )
 
 
 def check_patterns(patterns: Sequence[SparsePattern], known: Sequence[str]) -> Iterator[Problem]:
@@ -61,11 +70,11 @@ def check_patterns(patterns: Sequence[SparsePattern], known: Sequence[str]) -> I
             continue
         key = KEY if rows is None else GROWING
         if not known:
-            yield Problem(key, "the model has no Embedding layer", "leave it out")
+            yield Problem(key, "no-match", "the model has no Embedding layer", "leave it out")
             return
         near = (difflib.get_close_matches(pattern, known, n=1, cutoff=0.3) or known)[0]
         message = f"{pattern!r} matches no Embedding layer; the model has {', '.join(known)}"
-        yield Problem(key, message, f"e.g. '{key}={f'[{near}]' if rows is None else f'{{{near}:{rows}}}'}'")
+        yield Problem(key, "no-match", message, f"e.g. '{key}={f'[{near}]' if rows is None else f'{{{near}:{rows}}}'}'")
 
 
 def check_memory(tables: TableLayout, machine: Machine) -> Iterator[Problem]:
@@ -76,7 +85,9 @@ def check_memory(tables: TableLayout, machine: Machine) -> Iterator[Problem]:
             f"{rows:,} rows with their slots take {size(tables.nbytes)}, and this machine has "
             f"{size(machine.memory_bytes)} of memory"
         )
-        yield Problem(KEY, message, "use fewer or narrower rows, or an optimizer with fewer slots, e.g. sgd")
+        yield Problem(
+            KEY, "over-capacity", message, "use fewer or narrower rows, or an optimizer with fewer slots, e.g. sgd"
+        )
 
 
 def warn_of_dense(description: Description, batch: int) -> Iterator[Problem]:
@@ -88,4 +99,4 @@ def warn_of_dense(description: Description, batch: int) -> Iterator[Problem]:
             continue
         message = f"{path} has {dense.shape[0]:,} rows ({size(4 * dense.size)}), and a step touches at most "
         message += f"{lookups * batch:,} of them but moves all"
-        yield Problem(KEY, message, f"type '{KEY}=[{path}]'")
+        yield Problem(KEY, "slow", message, f"type '{KEY}=[{path}]'")

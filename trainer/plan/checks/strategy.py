@@ -31,7 +31,9 @@ def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
     chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.is_local else size
     if chosen != size and cluster.worker > 0:
         given = " ".join(f"cluster.{job}={getattr(size, job)}" for job in JOBS if getattr(size, job))
-        yield Problem("cluster", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}")
+        yield Problem(
+            "cluster", "conflict", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}"
+        )
 
 
 def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster: ClusterConfig) -> Iterator[Problem]:
@@ -39,23 +41,25 @@ def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster:
     plateau = optimizer.plateau
     for key, patience in (("evaluate.patience", section.patience), ("optimizer.plateau.patience", plateau.patience)):
         if patience is not None and section.every == 0 and cluster.evaluator == 0:
-            yield Problem(key, "nothing is evaluated while it trains", "type evaluate.every=100 too")
+            yield Problem(key, "no-effect", "nothing is evaluated while it trains", "type evaluate.every=100 too")
     if section.export_best and cluster.evaluator:
         message = "the evaluator may not have scored every checkpoint when the training ends"
         remedy = "leave it out, and export best/ with resume=RUN/best afterwards"
-        yield Problem("evaluate.export_best", message, remedy)
+        yield Problem("evaluate.export_best", "conflict", message, remedy)
     if plateau.patience is None:
         for name, value in vars(plateau).items():
             if value != getattr(PlateauConfig, name):
                 message = "the learning rate is never reduced without a patience"
-                yield Problem(f"optimizer.plateau.{name}", message, "type optimizer.plateau.patience=10 too")
+                yield Problem(
+                    f"optimizer.plateau.{name}", "no-effect", message, "type optimizer.plateau.patience=10 too"
+                )
 
 
 def check_parts(placement: PlacementConfig, optimizer: OptimizerConfig) -> Iterator[Problem]:
     """An optimizer that measures whole parameters cannot update parts of them."""
     if optimizer.measures_parameters and placement.max_part_mib not in (AUTO, None):
         message = f"{optimizer.name.value} measures whole parameters, so none can be split into parts"
-        yield Problem("placement.max_part_mib", message, "leave it out")
+        yield Problem("placement.max_part_mib", "not-supported", message, "leave it out")
 
 
 def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
@@ -64,34 +68,47 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
     name, tasks = strategy.name, cluster.ps + cluster.worker
     if strategy.is_one_process and tasks > 1 and not cluster.is_local:
         yield Problem(
-            "strategy", f"local is one process, but cluster={cluster.name} has {tasks} tasks", "leave strategy out"
+            "strategy",
+            "conflict",
+            f"local is one process, but cluster={cluster.name} has {tasks} tasks",
+            "leave strategy out",
         )
     if strategy.has_shard_hosts and cluster.is_local:
         yield Problem(
             "strategy",
+            "conflict",
             f"{name} needs tasks that hold the shards, but cluster=local has neither ps nor other workers",
             "type cluster=1ps2w or cluster=2w, or leave strategy out",
         )
     if strategy.has_ring and cluster.is_local:
-        yield Problem("strategy", "all_reduce runs between workers, but cluster=local has none", "type cluster=2w")
+        yield Problem(
+            "strategy", "conflict", "all_reduce runs between workers, but cluster=local has none", "type cluster=2w"
+        )
     if strategy.has_ring and cluster.ps:
         yield Problem(
             "strategy",
+            "conflict",
             f"all_reduce has no parameter servers, but cluster={cluster.name} has {cluster.ps}",
             f"type cluster={cluster.worker}w, or leave strategy out",
         )
     if cluster.evaluator > 1:
         yield Problem(
             "cluster",
+            "out-of-range",
             f"one evaluator scores every checkpoint, but cluster={cluster.name} has {cluster.evaluator}",
             f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
         )
     yield from _check_quorum(section.quorum, cluster, device, strategy)
     yield from (p for p in check_read(section, "strategy.") if section.name is not StrategyName.auto)
     if section.name is StrategyName.auto and section.max_staleness is not None:
-        yield Problem("strategy.max_staleness", f"{name} has no stale gradients; only async has", "type strategy=async")
+        yield Problem(
+            "strategy.max_staleness",
+            "no-effect",
+            f"{name} has no stale gradients; only async has",
+            "type strategy=async",
+        )
     if section.name is StrategyName.auto and strategy.is_one_process and section.wire is not Wire.auto:
-        yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
+        yield Problem("strategy.wire", "no-effect", "one process sends nothing", "leave it out, or type cluster=1ps2w")
 
 
 def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Iterator[Problem]:
@@ -100,11 +117,18 @@ def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Ite
         return
     key, remedy = "placement.buckets", "leave it out"
     if not strategy.has_shard_hosts:
-        yield Problem(key, f"{strategy.name} has no tasks that hold shards for others", remedy)
+        yield Problem(key, "no-effect", f"{strategy.name} has no tasks that hold shards for others", remedy)
     elif not strategy.waits_for_all:
-        yield Problem(key, f"{strategy.name} takes gradients as they arrive, with one shard per host", remedy)
+        yield Problem(
+            key, "not-supported", f"{strategy.name} takes gradients as they arrive, with one shard per host", remedy
+        )
     elif device.log_placement:
-        yield Problem(key, "device.log_placement can follow only one shard per host", f"{remedy}, or log_placement")
+        yield Problem(
+            key,
+            "not-supported",
+            "device.log_placement can follow only one shard per host",
+            f"{remedy}, or log_placement",
+        )
 
 
 def _check_quorum(
@@ -115,13 +139,16 @@ def _check_quorum(
     if quorum is None:
         if strategy.waits_for_quorum:
             remedy = f"type strategy.quorum={max(1, replicas - here)}"
-            yield Problem("strategy.quorum", "backup needs the number of replicas that an update waits for", remedy)
+            yield Problem(
+                "strategy.quorum", "not-set", "backup needs the number of replicas that an update waits for", remedy
+            )
     elif not 1 <= quorum <= replicas:
         message = f"{quorum} is out of range; it must be 1..{replicas}"
-        yield Problem("strategy.quorum", message, f"type strategy.quorum={replicas}")
+        yield Problem("strategy.quorum", "out-of-range", message, f"type strategy.quorum={replicas}")
     elif not strategy.waits_for_quorum and quorum < replicas:
         yield Problem(
             "strategy.quorum",
+            "no-effect",
             f"{strategy.name} does not use it; backup does, and waits for {quorum} of the {replicas} replicas",
             f"type strategy=backup strategy.quorum={quorum}, or leave it out",
         )
@@ -129,6 +156,7 @@ def _check_quorum(
         near = quorum // here * here or here
         yield Problem(
             "strategy.quorum",
+            "not-divisible",
             f"{quorum} cannot be reached: a worker sends the mean of its {here} replicas at once",
             f"type strategy.quorum={near}",
         )
@@ -148,6 +176,7 @@ def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig
         nearest = f"nearest sizes are {lower} or {upper}" if lower else f"smallest size is {upper}"
         yield Problem(
             "train.batch_size",
+            "not-divisible",
             f"{batch} examples cannot be divided evenly among {replicas} replicas"
             + (f" in {accumulate} parts" if accumulate > 1 else "")
             + f"; the {nearest}",
@@ -162,7 +191,9 @@ def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) 
     key, instead = "train.on_not_finite", "type train.on_not_finite=skip or stop"
     if job is not None:
         message = f"rollback needs the launcher, which restarts all tasks; job={job} runs one task alone"
-        yield Problem(key, message, instead)
+        yield Problem(key, "conflict", message, instead)
     most = restart.max_of.get("worker:0", restart.max_of.get("worker", restart.max))
     if most == 0:
-        yield Problem(key, "rollback restarts all tasks, but worker:0 may never be", f"{instead}, or restart.max=3")
+        yield Problem(
+            key, "conflict", "rollback restarts all tasks, but worker:0 may never be", f"{instead}, or restart.max=3"
+        )
