@@ -64,6 +64,12 @@ def test_a_second_command_finds_the_process_of_the_first(tmp_path):
     assert start_warm(minutes=0.0) == first
 
 
+def test_a_hierarchy_of_control_groups_that_is_mounted_in_between_changes_nothing():
+    before = "4:memory:/jobs/7\n1:cpu:/\n0::/\n"
+    assert warm._groups(f"5:net_cls:/\n{before}") == warm._groups(before) == ["memory:/jobs/7"]
+    assert warm._groups("1:cpu:/jobs/7\n0::/\n") != warm._groups("1:cpu:/jobs/8\n0::/\n")
+
+
 def test_a_command_with_another_environment_library_or_limit_does_not_use_it(tmp_path):
     first = start_warm()
     assert len(start_warm({"TF_ENABLE_ONEDNN_OPTS": "0"})) == 2

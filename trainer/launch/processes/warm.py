@@ -118,11 +118,16 @@ def _identity(environment: Mapping[str, str]) -> str:
         (sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)),
         (os.getresuid(), os.getresgid(), sorted(os.getgroups())),
         [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES if os.path.exists(f"/proc/self/ns/{name}")],
-        Path("/proc/self/cgroup").read_text(),
+        _groups(Path("/proc/self/cgroup").read_text()),
         Path("/proc/self/oom_score_adj").read_text(),
         re.findall("^(?:Cap|NoNewPrivs|Seccomp|Umask).*", Path("/proc/self/status").read_text(), re.MULTILINE),
     ]
     return _hash(facts)
+
+
+def _groups(text: str) -> list[str]:
+    """Returns the control groups that may limit a process; every process is in the root of a hierarchy that is new."""
+    return sorted(line.partition(":")[2] for line in text.splitlines() if not line.endswith(":/"))
 
 
 def _hash(facts: Any) -> str:
