@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from trainer import __main__
-from trainer.commands.commands import COMMANDS, TRAINING
+from trainer.commands.by_mode import COMMANDS, TRAINING
 from trainer.commands.start import restart_as_task
 from trainer.config.schema import Mode
 from trainer.plan.environment import for_tasks

@@ -16,7 +16,7 @@ from forks import Forks
 from quick_config import load
 from runs import wait_until
 
-from trainer.commands import checks
+from trainer.commands import validation
 from trainer.commands.runs import evaluate
 from trainer.config import arguments
 from trainer.engine.vectors.snapshot import Snapshot
@@ -210,7 +210,7 @@ def test_other_data_has_the_options_of_the_run_but_for_what_is_typed(tmp_path, m
     path = make_run(tmp_path / "run", "data=csv", *stored)
     typed = ["evaluate", f"run={path}", *words.split()]
     monkeypatch.setattr(sys, "argv", ["trainer", *typed])
-    config = load(arguments.sort(typed).overrides, checks.resolve, checks.validate)
+    config = load(arguments.sort(typed).overrides, validation.resolve, validation.validate)
     other = evaluate.other_data(config, RunDirectory(path))
     if options is None:
         assert other is None
@@ -234,7 +234,7 @@ def test_other_data_has_the_options_of_the_run_but_for_what_is_typed(tmp_path, m
 )
 def test_a_checkpoint_and_a_file_are_named_in_words_that_the_command_knows(words, keys):
     with pytest.raises(ConfigError) as caught:
-        load(arguments.sort(words.split()).overrides, checks.resolve, checks.validate)
+        load(arguments.sort(words.split()).overrides, validation.resolve, validation.validate)
     assert [one.key for one in caught.value.problems] == keys
 
 

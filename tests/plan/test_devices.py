@@ -11,7 +11,7 @@ import tensorflow as tf
 from forks import Forks
 from quick_config import load
 
-from trainer.commands import checks
+from trainer.commands import validation
 from trainer.config.schema import DeviceConfig
 from trainer.faults.problems import ConfigError
 from trainer.observe import machine
@@ -660,7 +660,7 @@ def test_an_nvidia_smi_that_hangs_is_killed(nvidia_smi, monkeypatch):
 
 def test_nvidia_smi_runs_only_if_the_config_names_a_gpu(nvidia_smi):
     arguments = nvidia_smi("echo 24000")
-    checks.validate(load(["cluster=1ps2w"]))
+    validation.validate(load(["cluster=1ps2w"]))
     assert not arguments.exists()
-    refused = checks.validate(load(["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]))
+    refused = validation.validate(load(["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]))
     assert [problem.key for problem in refused] == ["device.memory_mib"]

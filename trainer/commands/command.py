@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from trainer.commands.checks import resolve, validate
-from trainer.commands.commands import COMMANDS, TRAINING
+from trainer.commands.by_mode import COMMANDS, TRAINING
 from trainer.commands.start import Start
+from trainer.commands.validation import resolve, validate
 from trainer.config import compose, shell
 from trainer.config.schema import Launch, Mode, RunConfig
 from trainer.faults import exit_codes

@@ -1,14 +1,9 @@
 """mode=plan: shows who would run where, and starts nothing."""
 
-from typing import TYPE_CHECKING
-
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import planning, progress
 from trainer.launch.processes import isolation
-
-if TYPE_CHECKING:
-    pass
 
 ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
 

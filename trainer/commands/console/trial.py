@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainer.commands import checks
+from trainer.commands import validation
 from trainer.config import compose
 from trainer.config.command_line import typed
 from trainer.config.schema import RunConfig
@@ -28,7 +28,7 @@ def main() -> None:
     """Reads overrides and the folder of the user's files from stdin, as JSON; the last line that it prints answers."""
     given, problems, plan = json.load(sys.stdin), [], None
     try:
-        config = compose.load(given["overrides"], checks.resolve, checks.validate)
+        config = compose.load(given["overrides"], validation.resolve, validation.validate)
         problems = [asdict(problem) for problem in _forbidden(config, given["user_folder"])]
         if "--plan" in typed() and not problems:
             plan = make(config).to_json()
