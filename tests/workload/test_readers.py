@@ -156,6 +156,8 @@ BAD_TABLES = {
         PEOPLE,
         "dtypes.name=int8, it must be one of string, float32, int64",
     ),
+    "rounded type": ({"dtypes": {"a": "int64"}}, "a,b\n9007199254740993,1\n5.0,2\n", "column a: holds numbers that"),
+    "fraction": ({"dtypes": {"a": "int64"}}, "a,b\n5.5,1\n5.0,2\n", "column a: holds numbers that"),
     "separator": ({"separator": "::"}, PEOPLE, "data.options.separator='::', it must be one character"),
     "share": ({"evaluate": 1.5}, PEOPLE, "data.options.evaluate=1.5, a share of the examples lies between 0 and 1"),
     "small share": (

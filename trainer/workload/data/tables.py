@@ -93,10 +93,17 @@ def _typed(column: np.ndarray, dtype: str | None, name: str, file: Path) -> np.n
         return column if is_text(column) else column.astype(str)
     fault = "text"
     with suppress(ValueError, TypeError):
-        if dtype == "float32" or is_text(column) or (column % 1 == 0).all():
+        if dtype == "float32" or is_text(column) or _is_exact(column):
             return column.astype(dtype)
-        fault = "numbers that are no integers, or missing"
+        fault = "numbers that are missing, or that are not exactly an int64"
     raise DataError(f"{file}, column {name}: holds {fault}; type data.options.dtypes.{name}=another")
+
+
+def _is_exact(column: np.ndarray) -> bool:
+    """Whether int64 holds the numbers as their file has them; text of a float from 2**53 on may have been rounded."""
+    if column.dtype.kind == "f":
+        return bool(((column % 1 == 0) & (np.abs(column) < 2**53)).all())
+    return bool((column <= np.iinfo(np.int64).max).all())
 
 
 def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
