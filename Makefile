@@ -36,12 +36,12 @@ unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes: compiled o
 
 chaos: CLUSTER = 2ps3w
 chaos: .venv/run ## N runs of each kind of fault on CLUSTER (20, 2ps3w); each must give the same bits as an unbroken run
-	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=mlp train.steps=150 train.batch_size=48 \
+	$(BIN)/python -m trainer chaos cluster=$(CLUSTER) model=mlp train.steps=150 train.batch_size=48 \
 	  checkpoint.every=20 history.every=1 chaos.random=$(N) $(ARGS)
 
 soak: CLUSTER = 2ps3w
 soak: .venv/run ## MINUTES (60) of random faults; every example must be counted exactly as often as expected, and nothing may leak
-	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=oracle data=oracle optimizer=sgd \
+	$(BIN)/python -m trainer chaos cluster=$(CLUSTER) model=oracle data=oracle optimizer=sgd \
 	  optimizer.learning_rate=48 train.batch_size=48 chaos.minutes=$(MINUTES) $(ARGS)
 
 bench: .venv/dev ## Benchmark this trainer against others, in more than an hour; ARGS="workloads=[cnn]" for less

@@ -46,4 +46,4 @@ for _ in 1 2 3; do
     "cluster=$cluster" train.steps=20 run=run
   rm -rf "$work/run"
 done
-row "docker run trainer:cpu mode=selftest" seconds docker run --rm trainer:cpu mode=selftest
+row "docker run trainer:cpu selftest" seconds docker run --rm trainer:cpu selftest

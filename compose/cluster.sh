@@ -79,13 +79,13 @@ prepare() {
   if [[ ! -d $run ]]; then mkdir "$run" && is_new=1; fi
   run=$(cd "$run" && pwd)
   if [[ $(docker ps --quiet --filter "label=trainer.run=$run") ]]; then
-    fail 73 "$run: containers of a run are still there, whose launcher may be gone; type python -m trainer mode=clean"
+    fail 73 "$run: containers of a run are still there, whose launcher may be gone; type python -m trainer clean"
   fi
   if [[ -e $run/lock ]] && ! flock --nonblock "$run/lock" true; then fail 73 "$run is in use"; fi
   own "$caller" # it reads what the caller may read
   docker run --rm --init --network none --read-only --tmpfs /tmp --cap-drop ALL --cap-add CHOWN \
     --security-opt no-new-privileges --user "$caller" "${mounts[@]}" --volume "$run:$run" \
-    trainer:cpu mode=render "${overrides[@]}" "run='$run'" >/dev/null || code=$?
+    trainer:cpu render "${overrides[@]}" "run='$run'" >/dev/null || code=$?
   own "$caller"
   if ((code)); then
     ((!is_new)) || rmdir "$run" 2>/dev/null || true

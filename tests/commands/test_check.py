@@ -314,7 +314,7 @@ def test_a_missing_directory_is_missing_input(tmp_path):
 def test_no_directory_is_a_config_error():
     done = ask()
     assert done.returncode == 2
-    assert "run: mode=check needs the directory of a run\n    e.g. run=runs/mine" in done.stderr
+    assert "run: trainer check needs a run directory\n    e.g. run=runs/mine" in done.stderr
 
 
 @pytest.mark.long

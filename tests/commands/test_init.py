@@ -63,7 +63,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path, python: Forks):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["init"], "project: mode=init needs a folder to make"),
+        (["init"], "project: trainer init needs a folder to make"),
         (["init", "full"], "project: full is not empty: it holds README.md"),
         (["init", "full/README.md"], "project: full/README.md is a file"),
         (["init", "full/README.md/mine"], "trainer: project: full/README.md/mine cannot be used: Not a directory"),
@@ -127,7 +127,7 @@ def test_its_page_names_every_file_and_its_commands_compose(project: Path, monke
 
 def trainer_commands(page: str) -> list[list[str]]:
     """The arguments of each `python -m trainer experiment.yaml` of a page."""
-    lines = re.findall(r"^python -m trainer (experiment\.yaml[^#\n]*)", page, re.MULTILINE)
+    lines = re.findall(r"^python -m trainer (?:plan )?(experiment\.yaml[^#\n]*)", page, re.MULTILINE)
     assert len(lines) > 3
     return [shlex.split(line) for line in lines]
 

@@ -1,4 +1,4 @@
-"""Commands about runs that have been started: mode=runs, status, stop, save and continue."""
+"""Commands about runs that have been started: runs, status, stop, save and continue."""
 
 from __future__ import annotations
 
@@ -168,14 +168,14 @@ def test_runs_are_listed_filtered_and_sorted(python, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["status"], 2, "run: mode=status needs the directory of a run\n    e.g. run=runs/mine"),
+        (["status"], 2, "run: trainer status needs a run directory\n    e.g. run=runs/mine"),
         (["stop", "run=none"], 66, "trainer: none does not exist; python -m trainer runs lists those in runs/"),
         (["status", "run=runs"], 66, "runs is not the directory of a run: it has no config.yaml and plan.json"),
         (["stop", "run=runs/x"], 69, "trainer: runs/x is not running: it is done"),
         (["save", "run=runs/x"], 69, "trainer: runs/x is not running: it is done"),
         (["report", "run=runs/x", "report.beside=[none]"], 66, "report.beside: none is not the directory of a run"),
-        (["continue", "run=runs/x", "train={steps: 3}"], 2, "train: mode=continue changes single keys only"),
-        (["continue", "run=runs/x", "model=mlp"], 2, "model: mode=continue changes single keys only"),
+        (["continue", "run=runs/x", "train={steps: 3}"], 2, "train: trainer continue changes single keys only"),
+        (["continue", "run=runs/x", "model=mlp"], 2, "model: trainer continue changes single keys only"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_to_type(python, tmp_path, words, code, says):
@@ -286,7 +286,7 @@ def test_a_run_is_looked_at_saved_stopped_and_continued_to_the_bits_of_an_unbrok
     whole = finish(*OVERRIDES, end, f"run={tmp_path}/whole")
     assert continued.summary()["params_sha256"] == whole.summary()["params_sha256"]
     assert continued.history()[-1]["step"] == steps + 20
-    assert "continue      python -m trainer mode=continue run=run train.steps=" in continued.output
+    assert "continue      python -m trainer continue run=run train.steps=" in continued.output
 
     events = [json.loads(line) for line in (run.directory / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events if event["event"] in ("launch", "end")] == ["launch", "end"] * 2

@@ -199,7 +199,7 @@ def test_a_machine_is_shared_out_only_as_far_as_it_reaches(asked, message):
 
 
 BAD = {
-    "no space": ((), "sweep.space: mode=sweep needs keys with values"),
+    "no space": ((), "sweep.space: trainer sweep needs keys with values"),
     "unknown key": (("sweep.space={optimizer.learning_rat: [1]}",), "optimizer.learning_rat"),
     "bad value": (("sweep.space={train.batch_size: [8,0]}",), "train.batch_size: 0 is out of range"),
     "two that set the steps": (

@@ -185,7 +185,7 @@ OVERRIDES = [
     ("metrics={port:0}", "metrics is no longer a key type prometheus={port:0}"),
     ("metrics=[x]", "unknown key metrics type model.metrics=[x]"),
     ("train.steps=10,000", "give one, e.g. train.steps=10000"),
-    ("plan", "plan: is not key=value mode=plan"),
+    ("plan", "plan: is a command, and commands come first type trainer plan ..."),
     ("2ps4w", "2ps4w: is not key=value cluster=2ps4w"),
     ("cluster", "cluster: is not key=value e.g. cluster=2ps4w"),
     ("20", "20: is not key=value see python -m trainer --help"),

@@ -453,7 +453,7 @@ def test_a_first_word_that_is_a_mode_is_that_mode(here, monkeypatch):
             f"trian: unknown command; available: {MODES}, and settings are key=value\n    did you mean train?\n",
         ),
         (["Plan", "cluster=2ps4w"], "did you mean plan?\n"),
-        (["cluster=2ps4w", "plan"], "plan: is not key=value\n    mode=plan\n"),
+        (["cluster=2ps4w", "plan"], "plan: is a command, and commands come first\n    type trainer plan ...\n"),
         (["async"], "unknown command; available: train, plan, "),
     ],
 )

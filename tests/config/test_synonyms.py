@@ -42,7 +42,7 @@ FLAGS = {
     "-c my.yaml": "my.yaml",
     "-v": "history.lines=true",
     "-q": "> run.log",
-    "--dry-run": "mode=plan",
+    "--dry-run": "trainer plan",
 }
 COMMANDS = {
     "fit": "train",

@@ -67,7 +67,7 @@ def test_a_docker_error_ends_a_run_with_69():
     [
         ("unix:///no/such.sock", "no Docker engine answers (No such file or directory)"),
         ("tcp://10.0.0.1:2375", "DOCKER_HOST=tcp://10.0.0.1:2375 may be another machine's engine"),
-        ("ssh://gpu-a", "unset it, or type mode=render there"),
+        ("ssh://gpu-a", "unset it, or type trainer render there"),
     ],
 )
 def test_without_docker_nothing_is_started(host, message, tmp_path: Path):

@@ -42,7 +42,7 @@ def rendered(config: RunConfig, *tasks: Task, **options: Any) -> dict[str, Any]:
     """The services of the Compose file."""
     specs = container_specs(config, plan_of(*tasks), run=".", **options)
     text = compose_file.render(specs, name="n", words="w", overrides="o", user=(1000, 1001))
-    assert text.startswith("# w\n# Made by `python -m trainer mode=render o`")
+    assert text.startswith("# w\n# Made by `python -m trainer o`")
     return yaml.safe_load(text)
 
 
@@ -253,7 +253,7 @@ def test_invalid_hosts_are_refused(listed, message):
 
 def test_hosts_are_for_a_launcher_that_starts_tasks_on_them():
     _, problems = resolve("gpu-a", "gpu-b", mode=Mode.train)
-    assert "type launch=ssh, or launch=docker; or mode=render" in str(problems[0])
+    assert "type launch=ssh, or launch=docker; or trainer render" in str(problems[0])
     config = RunConfig(cluster=ClusterConfig("2ps4w", 2, 4), launch=LaunchConfig(Launch.ssh))
     assert "ssh starts the tasks on cluster.hosts, and there are none" in str(hosts.resolve_hosts(config)[0])
     config.cluster.hosts = ["gpu-a", "gpu-b"]
@@ -280,7 +280,7 @@ def test_hosts_are_for_a_launcher_that_starts_tasks_on_them():
         ),
         (lambda c: setattr(c.container, "cpus", {"worker": 0.0}), "0.0 is out of range; it must be at least 0.1"),
         (lambda c: setattr(c, "job", "worker"), "starts no other task"),
-        (lambda c: setattr(c, "mode", Mode.chaos), "mode=chaos runs processes on this machine"),
+        (lambda c: setattr(c, "mode", Mode.chaos), "trainer chaos runs processes on this machine"),
         (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers get their own network"),
     ],
 )

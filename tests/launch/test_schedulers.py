@@ -1,4 +1,4 @@
-"""What mode=render writes for Kubernetes and for Docker Swarm."""
+"""What trainer render writes for Kubernetes and for Docker Swarm."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file or folder for each `mode=`."""
+"""One file or folder for each command."""

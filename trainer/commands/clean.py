@@ -1,4 +1,4 @@
-"""mode=clean: ends warm processes, and removes the containers and networks of runs whose launcher has died."""
+"""trainer clean: ends warm processes, and removes the containers and networks of runs whose launcher has died."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""mode=plan: shows who would run where, and starts nothing."""
+"""trainer plan: shows who would run where, and starts nothing."""
 
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes

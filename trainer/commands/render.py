@@ -1,4 +1,4 @@
-"""mode=render: writes the files from which Docker Compose starts a run, or prints them."""
+"""trainer render: writes the files from which Docker Compose starts a run, or prints them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from trainer.config import shell
-from trainer.config.command_line import typed
+from trainer.config.command_line import spelled, typed
 from trainer.config.schema import RunConfig, Target
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file
@@ -57,7 +57,7 @@ def show_for_scheduler(config: RunConfig) -> int:
     else:
         objects_of = jobs.of_jobset if config.target is Target.kubernetes else jobs.of_jobs
         objects = objects_of(run, config.kubernetes)
-    print(scheduled.header(f"{plan.cluster}: {plan.describe()}", typed()), end="")
+    print(scheduled.header(f"{plan.cluster}: {plan.describe()}", spelled(typed())), end="")
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return exit_codes.OK
 
@@ -94,7 +94,7 @@ def _file(host: str | None) -> str:
 
 
 def _text(specs: Sequence[ContainerSpec], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
-    overrides = shell.joined(argument for argument in typed() if argument != "mode=render")
+    overrides = shell.joined(spelled(typed()))
     return compose_file.render(
         specs, name=name, words=f"{plan.cluster}: {plan.describe()}", overrides=overrides, user=user
     )

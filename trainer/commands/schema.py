@@ -1,4 +1,4 @@
-"""mode=schema: prints the JSON schema of the config, for editors of its YAML files."""
+"""trainer schema: prints the JSON schema of the config, for editors of its YAML files."""
 
 from trainer.config import json_schema
 from trainer.faults import exit_codes

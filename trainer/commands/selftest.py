@@ -1,4 +1,4 @@
-"""mode=selftest: a short training on this machine that leaves nothing behind."""
+"""trainer selftest: a short training on this machine that leaves nothing behind."""
 
 import copy
 import tempfile

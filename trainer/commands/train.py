@@ -1,4 +1,4 @@
-"""mode=train: trains as processes of this machine, as containers, or as the one task that the config names."""
+"""trainer train: trains as processes of this machine, as containers, or as the one task that the config names."""
 
 import gc
 import os

@@ -37,16 +37,14 @@ def resolve(config: RunConfig) -> list[Problem]:
 def validate(config: RunConfig) -> list[Problem]:
     """Returns what is wrong with a resolved config beyond its single keys."""
     if config.mode in OF_A_RUN:
-        missing = Problem(
-            "run", "not-set", f"mode={config.mode.value} needs the directory of a run", "e.g. run=runs/mine"
-        )
+        missing = Problem("run", "not-set", f"trainer {config.mode.value} needs a run directory", "e.g. run=runs/mine")
         problems = [] if config.run else [missing]
         if config.mode in (Mode.export, Mode.evaluate, Mode.predict):
             problems += check_export(config.export)
         if config.mode in (Mode.evaluate, Mode.predict):
             problems += check_file(config.export.to, writes=config.mode is Mode.predict)
         if config.mode is Mode.log:
-            none = Problem("loggers", "not-set", "mode=log needs at least one logger", "e.g. loggers=[csv]")
+            none = Problem("loggers", "not-set", "trainer log needs at least one logger", "e.g. loggers=[csv]")
             problems += check_loggers(config.loggers) if config.loggers else [none]
         return problems
     if config.mode is Mode.init:

@@ -1,6 +1,6 @@
 """Sorts the command line into overrides, Hydra's flags, and mistakes with what was probably meant.
 
-A first word without `=` is a mode: `trainer plan cluster=2ps4w` is `trainer mode=plan cluster=2ps4w`.
+A first word without `=` is the command: `trainer plan cluster=2ps4w` is `trainer mode=plan cluster=2ps4w`.
 """
 
 import argparse

@@ -15,6 +15,12 @@ def pass_on(words: Sequence[str]) -> None:
     sys.argv[1:] = words
 
 
+def spelled(words: Sequence[str]) -> list[str]:
+    """Returns words with their command first, `plan` for the key `mode=plan`, as pages spell it."""
+    commands = [word.removeprefix("mode=") for word in words if word.startswith("mode=")]
+    return [*commands, *(word for word in words if not word.startswith("mode="))]
+
+
 def program() -> list[str]:
     """Returns the words by which this program was called."""
     name = Path(sys.argv[0]).name

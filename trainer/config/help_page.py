@@ -88,7 +88,7 @@ Flags
   --hydra-help         every flag of Hydra, which composes the config
   -sc install=bash     the script that completes words with the Tab key: eval "$$(trainer -sc install=bash)"
 
-Exit codes: 0 done; 1 mode=doctor or mode=chaos found a problem; 2 config; 65 bad data or NaN; 66 input missing;
+Exit codes: 0 done; 1 trainer doctor or trainer chaos found a problem; 2 config; 65 bad data or NaN; 66 input missing;
 69 peer, port or Docker unavailable; 70 internal; 73 run directory in use; 74 storage; 75 all tasks must restart from
 a checkpoint; 76 checkpoint invalid; 130, 143 signal.
 """

@@ -59,7 +59,7 @@ class Launch(Enum):
 
 
 class Target(Enum):
-    """What mode=render writes."""
+    """What trainer render writes."""
 
     compose = "compose"  # a file for Docker Compose, or one for each of cluster.hosts
     stack = "stack"  # a stack for Docker Swarm
@@ -152,7 +152,7 @@ class RunState(Enum):
 
 
 class RunOrder(Enum):
-    """What mode=runs sorts by."""
+    """What trainer runs sorts by."""
 
     started = "started"  # when it was launched last
     name = "name"
@@ -483,15 +483,15 @@ class CheckpointConfig:
 
 @dataclass
 class ExportConfig:
-    """The export at the end of a run, and what mode=export, evaluate and predict read and write."""
+    """The export at the end of a run, and what trainer export, evaluate and predict read and write."""
 
     # keras, weights, saved_model, onnx, litert; those that are named must be possible, or nothing starts. Default:
     # keras and saved_model, as far as the model can be written so
     formats: list[str] = field(default_factory=list)
-    # for mode=export, evaluate and predict: last, best or a step; after the command, checkpoint= is enough
+    # for trainer export, evaluate and predict: last, best or a step; after the command, checkpoint= is enough
     checkpoint: str = "last"
-    # for mode=export: folder, default: export-STEP in the run directory; for mode=predict: file, .npz, .csv or .jsonl.
-    # After the command, to= is enough
+    # for trainer export: folder, default: export-STEP in the run directory; for trainer predict: file, .npz, .csv or
+    # .jsonl. After the command, to= is enough
     to: str | None = None
 
 
@@ -500,7 +500,7 @@ class HistoryConfig:
     every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
     histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps between histograms; 0: none
     lines: bool = False  # print every line of the history, instead of one every few seconds
-    journal: bool = False  # every task also records each of its steps, for mode=check
+    journal: bool = False  # every task also records each of its steps, for trainer check
 
 
 @dataclass
@@ -527,7 +527,7 @@ class RestartConfig:
 
 @dataclass
 class ChaosConfig:
-    """The faults of mode=chaos, which a run must survive."""
+    """The faults of trainer chaos, which a run must survive."""
 
     schedule: str = ""  # e.g. "kill worker:2 @40; stop ps:0 @80 for 15s; kill chief @120": one run under all of these
     random: int = field(default=0, metadata=limits(at_least=0))  # runs of each kind, with one fault at a random step
@@ -576,7 +576,7 @@ class SlurmConfig:
 
 @dataclass
 class KubernetesConfig:
-    """The objects that mode=render writes for Kubernetes."""
+    """The objects that trainer render writes for Kubernetes."""
 
     claim: str = "runs"  # volume claim for the folder of all runs, which the chief and an evaluator write to
     queue: str | None = None  # Kueue's queue; default: none
@@ -605,7 +605,7 @@ class PrometheusConfig:
 
 @dataclass
 class RunsConfig:
-    """What mode=runs lists."""
+    """What trainer runs lists."""
 
     folder: str = "runs"  # folder whose runs are listed, with those one level below, where sweeps put them
     state: RunState | None = None  # only runs in this state; default: all
@@ -617,7 +617,7 @@ class RunsConfig:
 
 @dataclass
 class AttachConfig:
-    """What mode=attach reads."""
+    """What trainer attach reads."""
 
     # patterns of paths of parameters and state, e.g. ["dense*/kernel"], or of slots, "slots/*"; default: all but slots
     parameters: list[str] = field(default_factory=list)
@@ -626,7 +626,7 @@ class AttachConfig:
 
 @dataclass
 class SweepConfig:
-    """What mode=sweep tries."""
+    """What trainer sweep tries."""
 
     # values by key: a list, or log(LOW, HIGH), linear(LOW, HIGH), integer(LOW, HIGH), from which values are drawn
     space: dict[str, Any] = field(default_factory=dict)
@@ -644,7 +644,7 @@ class SweepConfig:
 
 @dataclass
 class ConsoleConfig:
-    """The web page of mode=console, which shows the runs in runs.folder."""
+    """The web page of trainer console, which shows the runs in runs.folder."""
 
     host: str = "127.0.0.1"  # address to listen on
     port: int = field(default=8787, metadata=limits(at_least=0, below=65536))  # 0: a free one
@@ -655,7 +655,7 @@ class ConsoleConfig:
 
 @dataclass
 class ReportConfig:
-    """What mode=report writes, and whether a run writes it at its end."""
+    """What trainer report writes, and whether a run writes it at its end."""
 
     at_end: bool = True  # write RUN/report.html when a run ends
     # directories of other runs, whose curves are drawn in the same charts
@@ -672,7 +672,7 @@ class RunConfig:
     target: Target = Target.compose
     name: str = "run"  # [a-z0-9-]{1,63}; prefix of the run directory's name
     run: str | None = None  # run directory; default: a new one under runs/
-    json: bool = False  # mode=status, attach, stop, save and runs: print JSON; --json is short for json=true
+    json: bool = False  # trainer status, attach, stop, save and runs: print JSON; --json is short for json=true
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
     # random seed for weights, data order and dropout
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
@@ -680,7 +680,7 @@ class RunConfig:
     loggers: list[str] = field(default_factory=list)
     profile: bool = False  # record where the time of the first 1000 steps goes, as a trace of all tasks
     user: str | None = None  # Python file with your own models and data sets
-    project: str | None = None  # mode=init: the folder to make; trainer init FOLDER names it
+    project: str | None = None  # trainer init: the folder to make; trainer init FOLDER names it
     job: str | None = None  # with task: run this one task of a cluster with addresses, instead of all
     task: int | None = field(default=None, metadata=limits(at_least=0))  # index of that task within its job
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

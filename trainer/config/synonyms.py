@@ -33,7 +33,7 @@ MEANT = {
     "v verbose": "history.lines=true",
     "q quiet silent": "> run.log",
     "gpu": "device=gpu",
-    "dry_run dryrun": "mode=plan",
+    "dry_run dryrun": "trainer plan",
     "c conf config config_file cfg": "{}",
     "b": "train.batch_size",
     "e": "train.epochs",

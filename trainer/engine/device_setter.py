@@ -16,7 +16,7 @@ from trainer.workload.tensorflow_internals import STANDARD_PS_OPS
 def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy") -> Callable[[Any], str]:
     """Returns a device function: variables go to the tasks that hold shards, everything else to the task itself.
 
-        # python -m trainer cluster=2ps4w mode=plan plan.write_to=plan.json
+        # python -m trainer plan cluster=2ps4w plan.write_to=plan.json
         plan = Plan.from_json(json.loads(Path("plan.json").read_text()))
         with tf.compat.v1.device(device_setter(plan, task="worker:3")):
             features = tf.compat.v1.placeholder(tf.float32, [None, 64])  # /job:worker/task:3

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import shell
-from trainer.config.command_line import program, typed
+from trainer.config.command_line import program, spelled, typed
 from trainer.launch.attempts import Failure
 from trainer.observe.report.page import REPORT
 from trainer.storage.run_directory import RunDirectory
@@ -104,4 +104,4 @@ def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
     """Returns the command that was typed, with this run directory; one that resumes finds its checkpoint there."""
     replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
     words = [word for word in typed() if not word.startswith(replaced)]
-    return shell.joined([*program(), *words, shell.override("run", shown(run)), *more])
+    return shell.joined([*program(), *spelled(words), shell.override("run", shown(run)), *more])

@@ -26,7 +26,7 @@ from trainer.storage import initial, threads
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
 
-WHAT_IS_TRAINED = ("model", "optimizer")  # a run repeats the warnings about these; mode=plan has them all
+WHAT_IS_TRAINED = ("model", "optimizer")  # a run repeats the warnings about these; trainer plan has them all
 PLANNING = "planning: TensorFlow builds the model once"
 
 

@@ -42,8 +42,8 @@ class LiveRun:
         """Asks the chief for parameters and state, and waits for its next step.
 
         Args:
-            patterns: of their paths, as `mode=plan` shows them (fnmatch), and "slots/..." for slots of the optimizer;
-                none: all but the slots.
+            patterns: of their paths, as `trainer plan` shows them (fnmatch), and "slots/..." for slots of the
+                optimizer; none: all but the slots.
             timeout_secs: for the answer.
 
         Returns:

@@ -70,7 +70,7 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "launch",
             "not-supported",
-            f"mode={mode.value} runs processes on this machine",
+            f"trainer {mode.value} runs processes on this machine",
             f"leave launch={name.value} out",
         )
     if config.launch.name is Launch.ssh and config.job is None and config.mode is Mode.train:
@@ -101,12 +101,12 @@ def _are_words(text: str) -> bool:
 def _check_use(config: RunConfig) -> Iterator[Problem]:
     starts_them = config.mode is Mode.train and is_on_hosts(config.launch.name, config.cluster)
     if config.mode not in (Mode.render, Mode.plan) and not starts_them:
-        message = f"mode={config.mode.value} with launch={config.launch.name.value} runs on this machine alone"
+        message = f"trainer {config.mode.value} with launch={config.launch.name.value} runs on this machine alone"
         yield Problem(
             KEY,
             "conflict",
             message,
-            "type launch=ssh, or launch=docker; or mode=render, which writes a file and a command for each host",
+            "type launch=ssh, or launch=docker; or trainer render, which writes a file and a command for each host",
         )
     if config.cluster.addresses:
         yield Problem(KEY, "conflict", "cluster.addresses already says where every task is", "leave out one of the two")

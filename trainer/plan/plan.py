@@ -75,7 +75,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, frozen: what `mode=plan` shows is what the tasks do."""
+    """A run, frozen: what `trainer plan` shows is what the tasks do."""
 
     cluster: str
     strategy: str  # a StrategyName, never auto

@@ -1,4 +1,4 @@
-"""Completes a config with what a scheduler's variables, `cluster.hosts`, mode=selftest and the model imply. Pure."""
+"""Completes a config with what a scheduler's variables, `cluster.hosts`, trainer selftest and the model imply. Pure."""
 
 from collections.abc import Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""Records what a task did, one JSON line for each act, in <run>/journal/<task>.jsonl; `mode=check` reads it."""
+"""Records what a task did, one JSON line for each act, in <run>/journal/<task>.jsonl; `trainer check` reads it."""
 
 import contextlib
 import json

@@ -1,6 +1,6 @@
 """What other commands ask of a run that is under way: files in its directory, which reach any host that shares it.
 
-`mode=stop`, `mode=save` and the console make them; the launcher, and the chief, look for them and remove them.
+`trainer stop`, `trainer save` and the console make them; the launcher, and the chief, look for them and remove them.
 """
 
 import contextlib

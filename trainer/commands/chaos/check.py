@@ -19,7 +19,7 @@ def check(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "mode",
             "conflict",
-            "mode=chaos starts every task itself; it cannot run one task alone",
+            "trainer chaos starts every task itself; it cannot run one task alone",
             "leave out job and task",
         )
     given = [name for name in ("schedule", "random", "minutes") if getattr(chaos, name)]

@@ -1,4 +1,4 @@
-"""`mode=chaos`: trains while tasks are killed, frozen and cut off, and compares what comes out with an unbroken run."""
+"""trainer chaos: trains while tasks are killed, frozen and cut off, and compares the results with an unbroken run's."""
 
 import copy
 import json
@@ -147,7 +147,7 @@ class _ChaosRunner:
         return can
 
     def _broken_promises(self, name: str) -> list[str]:
-        """Returns what `mode=check` finds wrong with a run."""
+        """Returns what `trainer check` finds wrong with a run."""
         claims = examine(RunDirectory(self._path / name))
         return [problem for claim in claims for problem in claim.problems]
 

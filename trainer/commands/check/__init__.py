@@ -1,1 +1,1 @@
-"""mode=check: reads what a run left and verifies the promises."""
+"""trainer check: reads what a run left and verifies the promises."""

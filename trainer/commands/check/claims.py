@@ -1,4 +1,4 @@
-"""`mode=check run=PATH`: verifies a finished run from the files in its directory.
+"""`trainer check run=PATH`: verifies a finished run from the files in its directory.
 
 Each claim is one line: what was checked, or why it could not be, or what contradicts it. TensorFlow is not needed.
 """

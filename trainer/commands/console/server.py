@@ -1,4 +1,4 @@
-"""mode=console: serves the console until it is stopped."""
+"""trainer console: serves the console until it is stopped."""
 
 import contextlib
 import secrets

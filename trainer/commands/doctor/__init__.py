@@ -1,1 +1,1 @@
-"""mode=doctor: checks this machine and says how to fix it."""
+"""trainer doctor: checks this machine and says how to fix it."""

@@ -1,4 +1,4 @@
-"""`mode=doctor`: checks this machine and says how to fix it.
+"""`trainer doctor`: checks this machine and says how to fix it.
 
 All checks run side by side, each in a thread of its own, and with one deadline: a dead name server, disk or driver must
 not hold up the others. TensorFlow is imported by a child process only. The verdicts are in `machine.py` and its

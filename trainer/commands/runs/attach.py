@@ -1,4 +1,4 @@
-"""mode=attach: reads parameters of a run that is under way, all of the same step, without stopping it."""
+"""trainer attach: reads parameters of a run that is under way, all of the same step, without stopping it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""mode=continue: starts a run again where it stopped, with the config that it has, and with what is changed of it."""
+"""trainer continue: starts a run again where it stopped, with its own config and the keys that are changed."""
 
 import dataclasses
 import os
@@ -63,7 +63,7 @@ def _change(stored: RunConfig, name: str, config: RunConfig) -> None:
     kind = keys.hint(name.split("."))
     if kind is None or dataclasses.is_dataclass(kind):
         raise ConfigError(
-            [Problem(name, "malformed", "mode=continue changes single keys only", "e.g. train.steps=600")]
+            [Problem(name, "malformed", "trainer continue changes single keys only", "e.g. train.steps=600")]
         )
     value: Any = reduce(getattr, [*sections, key], config)
     setattr(reduce(getattr, sections, stored), key, value)

@@ -1,4 +1,4 @@
-"""mode=evaluate: computes the loss and the metrics of a checkpoint, on the data of its run or on other data."""
+"""trainer evaluate: computes the loss and the metrics of a checkpoint, on the data of its run or on other data."""
 
 from __future__ import annotations
 

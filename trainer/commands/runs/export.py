@@ -1,4 +1,4 @@
-"""mode=export: writes the model of a checkpoint of a run for other programs."""
+"""trainer export: writes the model of a checkpoint of a run for other programs."""
 
 from pathlib import Path
 

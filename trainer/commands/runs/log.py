@@ -1,4 +1,4 @@
-"""mode=log: hands a run to loggers, from where they were."""
+"""trainer log: hands a run to loggers, from where they were."""
 
 from collections.abc import Sequence
 

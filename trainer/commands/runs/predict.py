@@ -1,4 +1,4 @@
-"""mode=predict: writes the outputs of a checkpoint's model, for the data of its run or for other data."""
+"""trainer predict: writes the outputs of a checkpoint's model, for the data of its run or for other data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""mode=report: writes the report of a run, or of several beside each other, as one HTML file."""
+"""trainer report: writes the report of a run, or of several beside each other, as one HTML file."""
 
 from pathlib import Path
 

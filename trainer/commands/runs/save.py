@@ -1,4 +1,4 @@
-"""mode=save: has a run save a checkpoint before its next step, and waits until it is there."""
+"""trainer save: has a run save a checkpoint before its next step, and waits until it is there."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""mode=status: shows how far a run is, and what each of its tasks does."""
+"""trainer status: shows how far a run is, and what each of its tasks does."""
 
 import time
 from collections.abc import Iterator, Mapping

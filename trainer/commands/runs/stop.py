@@ -1,4 +1,4 @@
-"""mode=stop: has a run save a checkpoint and end, and waits until it has."""
+"""trainer stop: has a run save a checkpoint and end, and waits until it has."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""mode=runs: lists the runs of a folder."""
+"""trainer runs: lists the runs of a folder."""
 
 import fnmatch
 import math

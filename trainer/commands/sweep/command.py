@@ -1,4 +1,4 @@
-"""mode=sweep: tries values of some keys; and --multirun, which tries every combination."""
+"""trainer sweep: tries values of some keys; and --multirun, which tries every combination."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(config: RunConfig) -> list[Problem]:
     """Returns what is wrong with a sweep; each value is tried in a config, with the first values of the other keys."""
     if not config.sweep.space:
         remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
-        return [Problem("sweep.space", "not-set", "mode=sweep needs keys with values", remedy)]
+        return [Problem("sweep.space", "not-set", "trainer sweep needs keys with values", remedy)]
     found, problems = space.parse(config.sweep.space)
     if config.sweep.halving is not None:
         changed = [name for name in ("train.steps", "train.epochs") if name in found]
@@ -78,7 +78,7 @@ def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
     """Runs what --multirun asks for: (overrides, config) of each run, in order.
 
     Raises:
-        ConfigError: if the config asks for what only mode=sweep does, or for shares that this machine does not have.
+        ConfigError: if the config asks for what only trainer sweep does, or for shares that this machine does not have.
     """
     config = jobs[0][1]
     problems = [
@@ -86,7 +86,7 @@ def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
             f"sweep.{name}",
             "no-effect",
             "-m tries every combination",
-            f"mode=sweep with sweep.space, or no sweep.{name}",
+            f"trainer sweep with sweep.space, or no sweep.{name}",
         )
         for name in ("space", "trials", "halving")
         if getattr(config.sweep, name)

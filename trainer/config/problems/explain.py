@@ -271,6 +271,8 @@ def _one_of(values: str) -> str:
 
 def _unreadable(text: str) -> Problem:
     key, equals, value = text.partition("=")
+    if text in Mode.__members__:
+        return _of_override(text, "malformed", "is a command, and commands come first", f"type {meant(text)}")
     if not equals:
         return _of_override(text.strip() or "''", "malformed", "is not key=value", meant(text) or HELP)
     if _parse(f"{key}=1") is None:
@@ -288,7 +290,7 @@ def _unreadable(text: str) -> Problem:
 def meant(text: str) -> str | None:
     """Returns the probable meaning of an argument without `=`."""
     if text in Mode.__members__:
-        return f"mode={text}"
+        return f"trainer {text} ..."
     if SIZE.fullmatch(text):
         return f"cluster={text}"
     if text.endswith(".py"):

@@ -45,7 +45,7 @@ def render(containers: Sequence[ContainerSpec], *, name: str, words: str, overri
     file = {"name": name, **shared, "services": services} | ({"networks": networks} if networks else {})
     header = (
         f"# {words}\n"
-        f"# Made by `python -m trainer mode=render {overrides}`; paths are of the run directory.\n"
+        f"# Made by `python -m trainer {overrides}`; paths are of the run directory.\n"
         "# The tasks run as TRAINER_UID and TRAINER_GID, who own what they write.\n"
     )
     return header + yaml.dump(file, Dumper=_Dumper, sort_keys=False, width=120)

@@ -40,11 +40,7 @@ REMEDIES = (  # pattern, meaning, remedy; the first that matches the error count
         "the engine has too little memory for a container ({message})",
         "choose another container.memory_mib, or a smaller cluster=",
     ),
-    (
-        "address pools",
-        "the engine has no free network left",
-        "type docker network prune, or python -m trainer mode=clean",
-    ),
+    ("address pools", "the engine has no free network left", "type docker network prune, or python -m trainer clean"),
     ("no space left", "the engine's disk is full", "type docker system prune"),
     (
         "mounts denied|bind source path does not exist|not shared",
@@ -75,7 +71,7 @@ def connect() -> docker.DockerClient:
     if host and not host.startswith(("unix://", "npipe://")):
         raise DockerError(
             f"DOCKER_HOST={host} may be another machine's engine, whose containers cannot see this run's directory; "
-            "unset it, or type mode=render there"
+            "unset it, or type trainer render there"
         )
     with explain_errors():
         client = docker.from_env()

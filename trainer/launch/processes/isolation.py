@@ -45,7 +45,7 @@ def why_not(config: RunConfig, pages: Path | None = None) -> str:
     if reason and isolate is Isolate.always:
         message = f"this machine cannot isolate runs: {reason}"
         raise ConfigError(
-            [Problem("security.isolate", "not-available", message, "leave it out; mode=doctor says more")]
+            [Problem("security.isolate", "not-available", message, "leave it out; trainer doctor says more")]
         )
     return reason
 

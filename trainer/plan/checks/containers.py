@@ -33,7 +33,7 @@ def check_containers(config: RunConfig) -> Iterator[Problem]:
 def _check_launch(config: RunConfig) -> Iterator[Problem]:
     key, instead = "launch", "leave launch=docker out"
     if config.mode not in MODES:
-        yield Problem(key, "not-supported", f"mode={config.mode.value} runs processes on this machine", instead)
+        yield Problem(key, "not-supported", f"trainer {config.mode.value} runs processes on this machine", instead)
     if config.job is not None:
         yield Problem(
             key, "conflict", f"this process is to run {config.job}:{config.task}; it starts no other task", instead

@@ -30,11 +30,9 @@ def check_export(export: ExportConfig) -> Iterator[Problem]:
 
 
 def check_file(to: str | None, *, writes: bool) -> Iterator[Problem]:
-    """Checks the file that mode=predict writes; mode=evaluate writes none."""
+    """Checks the file that trainer predict writes; trainer evaluate writes none."""
     if writes and (to is None or not to.endswith(FILES)):
-        message = "mode=predict needs a file to write to" if to is None else f"{to} ends in none of {', '.join(FILES)}"
+        message = "trainer predict needs a file" if to is None else f"{to} ends in none of {', '.join(FILES)}"
         yield Problem("export.to", "malformed", message, "e.g. to=predictions.npz")
     elif to is not None and not writes:
-        yield Problem(
-            "export.to", "no-effect", "mode=evaluate writes no file", "leave it out; --json prints the scores as JSON"
-        )
+        yield Problem("export.to", "no-effect", "trainer evaluate writes no file", "leave it out; --json prints scores")
