@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -41,15 +40,8 @@ def withdraw(answer: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def pending(directory: RunDirectory) -> list[str]:
-    """Returns the questions that nobody has answered, by the names of their files."""
-    with suppress(OSError), os.scandir(directory.requests) as entries:
-        return [entry.name for entry in entries if entry.name.startswith(QUESTION)]
-    return []
-
-
 def answer(directory: RunDirectory, name: str, step: int, values: Mapping[str, np.ndarray]) -> None:
-    """Answers a question from the values of a step, and removes it.
+    """Answers the question in the file with this name from the values of a step, and removes it.
 
     Raises:
         OSError, ValueError, TypeError: if its asker has left, it is damaged, or the directory cannot be written.

@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.engine.engine import Engine
 from trainer.engine.sharded.worker import ShardedEngine
@@ -14,11 +14,11 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.environment import REPORTS_PROGRESS
 from trainer.storage import checkpoint
 from trainer.storage.history import History
-from trainer.task.chief.asked import Questions, SaveDue
 from trainer.task.chief.ending import Hooks
 from trainer.task.chief.evaluation import ChiefEvaluation, make_evaluation
 from trainer.task.chief.initial_state import InitialState
 from trainer.task.chief.judge import Judge
+from trainer.task.chief.mailbox import Mailbox
 from trainer.task.chief.report import Report
 from trainer.task.chief.saver import Saver, make_writer
 from trainer.task.context import Context
@@ -29,24 +29,19 @@ from trainer.task.pace import Every
 from trainer.task.tensorboard import Events
 from trainer.workload.objective import Objective
 
+IsDue = Callable[[int], bool]  # called with each global step
 OnSnapshot = Callable[[Snapshot], Any]
 
 
-class Due(Protocol):
-    """Says when an action is to be taken."""
-
-    def is_due(self, step: int) -> bool: ...
-
-
 def _on_snapshot(
-    engine: Engine, actions: Sequence[tuple[Due, OnSnapshot]], evaluation: ChiefEvaluation | None
+    engine: Engine, actions: Sequence[tuple[IsDue, OnSnapshot]], evaluation: ChiefEvaluation | None
 ) -> BetweenSteps:
     """Runs all actions that are due at a step on one snapshot, up to the state from which the run continues."""
 
     def run_due(step: int) -> None:
         if evaluation and evaluation.abandoned:
             return
-        due = [action for every, action in actions if every.is_due(step)]
+        due = [action for is_due, action in actions if is_due(step)]
         if due:
             snapshot = engine.snapshot()
             for action in due:
@@ -95,12 +90,14 @@ def assemble(
     saved_until = max(saved, default=0) if start.is_adopted else start.step
     evaluation = make_evaluation(context, saver, evaluator, events, start) if evaluator else None
     hooks = Hooks(config.user, context.status)
-    save_due = SaveDue(Every(config.checkpoint.every, start=saved_until), directory)
-    asked = Questions(directory)
-    actions: list[tuple[Due, OnSnapshot]] = [(save_due, saver.save_if_sound), (asked, asked.answer)]
+    mailbox, saves = Mailbox(directory), Every(config.checkpoint.every, start=saved_until)
+    actions: list[tuple[IsDue, OnSnapshot]] = [
+        (lambda step: mailbox.takes_save() | saves.is_due(step), saver.save_if_sound),  # one save serves both
+        (lambda _: mailbox.has_questions(), mailbox.answer),
+    ]
     if evaluation:
-        actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))
-    actions.append((Every(config.history.histogram_every, start=start.step), report.write_parameters))
+        actions.append((Every(config.evaluate.every, start=start.step).is_due, evaluation.run_and_log))
+    actions.append((Every(config.history.histogram_every, start=start.step).is_due, report.write_parameters))
     for result in start.missed:
         report.update(result)
     judge = Judge(context, hooks, start, objective.metric_names())
