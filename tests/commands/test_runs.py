@@ -31,7 +31,7 @@ from trainer.storage import lease, questions, requests
 from trainer.storage.lease import Lease
 from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
-from trainer.task.chief.mailbox import EVERY_SECS, Mailbox
+from trainer.task.chief.mailbox import Mailbox
 
 MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000)
 OVERRIDES = ["cluster=1ps2w", "model=mlp", "model.options.width=16", "train.batch_size=48", "history.every=1"]
@@ -109,21 +109,18 @@ def test_what_is_asked_is_taken_once(tmp_path):
 @pytest.mark.slow
 def test_parameters_are_given_to_each_who_asks_and_to_nobody_twice(tmp_path, caplog):
     directory = RunDirectory(tmp_path)
-    mailbox = Mailbox(directory)
-    assert not mailbox.has_questions()
+    assert not Mailbox(directory).has_questions()
     values = {"dense/kernel": np.arange(6.0).reshape(2, 3), "dense/bias": np.zeros(3), "step": np.ones(1)}
     kernels, everything = (questions.ask(directory, patterns) for patterns in (["*/kernel", "none"], ["*", "slots/*"]))
     questions.withdraw(questions.ask(directory, ["*"]))
     for number, damaged in enumerate(("{", "5", "[[]]")):
         (directory.requests / f"parameters-damaged-{number}").write_text(damaged)
-    time.sleep(EVERY_SECS)
-    mailbox.answer(Snapshot(7, values, {}, {"momentum": {"dense/kernel": np.ones((2, 3))}}))
+    (mailbox := Mailbox(directory)).answer(Snapshot(7, values, {}, {"momentum": {"dense/kernel": np.ones((2, 3))}}))
     assert "a question for parameters was not answered" in caplog.text
     step, answer = questions.read(kernels)
     assert (step, list(answer)) == (7, ["dense/kernel"])
     np.testing.assert_array_equal(answer["dense/kernel"], values["dense/kernel"])
     assert questions.read(everything)[1].keys() == {*values, "slots/momentum/dense/kernel"}
-    time.sleep(EVERY_SECS)
     assert not mailbox.has_questions()
 
 

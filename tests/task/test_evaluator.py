@@ -29,10 +29,11 @@ from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
-from trainer.task.context import Context
 from trainer.task.evaluator import life
 from trainer.task.evaluator.life import ChiefStatus, Finder
 from trainer.task.evaluator.score import CheckpointScorer, make_evaluator
+from trainer.task.runtime import TaskRuntime
+from trainer.task.spec import TaskSpec
 from trainer.workload import step as replica
 from trainer.workload.build import open_workload
 
@@ -251,9 +252,9 @@ def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: st
     plan = Plan("local", "local", STEPS, 8, (chief,), SHARDS, 64, ())
     typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     stop = stop or SimpleNamespace(requested=False, let_step_finish=lambda: None)
-    context = Context(config(*typed), plan, directory, EVALUATOR, status(), stop, Journal(None))
-    assert life.run(context) == stop.requested
-    return context.status
+    runtime = TaskRuntime(status(), stop, Journal(None))
+    assert life.run(TaskSpec(config(*typed), plan, directory, EVALUATOR), runtime) == stop.requested
+    return runtime.status
 
 
 CHIEF = """
@@ -314,7 +315,7 @@ def test_a_chief_that_does_not_start_is_named(directory, control):
 
 def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, save, control, chief, monkeypatch):
     monkeypatch.setattr(life, "GONE_SECS", 0.5)
-    monkeypatch.setattr(life, "CHIEF_POLL_SECS", 0.1)
+    monkeypatch.setattr("trainer.task.other_tasks.CHIEF_POLL_SECS", 0.1)
     save(10)
     process, poll = chief("training"), life.ChiefStatus.poll
 

@@ -28,9 +28,10 @@ from trainer.task import not_finite
 from trainer.task.chief.finish import finish
 from trainer.task.chief.initial_state import InitialState
 from trainer.task.chief.wiring import Chief, assemble
-from trainer.task.context import Context
 from trainer.task.loop import train
 from trainer.task.pace import Every, Pace
+from trainer.task.runtime import TaskRuntime
+from trainer.task.spec import TaskSpec
 
 
 class Script:
@@ -223,9 +224,9 @@ def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
     config = load([f"run={folder}", "checkpoint.every=1", "train.steps=9", "train.batch_size=2", *overrides])
     model = Description((Parameter("dense/kernel", (2,), True),), 2, 8, 2)
     plan = make_plan(config, model, Machine(cores=1, gpus=0))
-    status, stop = page(run=str(folder)), SimpleNamespace(requested=False)
-    context = Context(config, plan, RunDirectory(folder), plan.workers[0], status, stop, Journal(None))
-    return assemble(context, engine, SimpleNamespace(size=0, metric_names=tuple), None, InitialState(step=0))
+    runtime = TaskRuntime(page(run=str(folder)), SimpleNamespace(requested=False), Journal(None))
+    spec = TaskSpec(config, plan, RunDirectory(folder), plan.workers[0])
+    return assemble(spec, runtime, engine, SimpleNamespace(size=0, metric_names=tuple), (), None, InitialState(step=0))
 
 
 def train_under(chief: Chief, engine: Script, **options: Any) -> None:
@@ -289,7 +290,7 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path: Path, policy):
     chief = make_chief(tmp_path, engine, f"checkpoint.on_error={policy}", "checkpoint.every=0")
     train_under(chief, engine)
     with pytest.raises(OSError, match="the checkpoint of step 9 was not saved"):
-        finish(chief.saver.context, chief, Pace(), None, stopped=False, resumed_from=None)
+        finish(chief, Pace(), None, stopped=False, resumed_from=None)
 
 
 def test_a_rollback_records_its_step_and_its_checkpoint(tmp_path: Path):

@@ -1,7 +1,8 @@
 """Builds what a task runs from its plan: the hosts of its shards, its engine and its replicas."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,8 +33,8 @@ from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import tables_offset
 from trainer.task import table_files
-from trainer.task.context import Context
 from trainer.task.not_finite import order_seed
+from trainer.task.spec import TaskSpec
 from trainer.workload import step as replica
 from trainer.workload.build import Workload
 from trainer.workload.data.examples import users_code
@@ -72,99 +73,103 @@ def open_tables(plan: Plan) -> list[BlockMemory]:
 HOSTS: Mapping[str, Any] = {"sync": SyncHost, "async": AsyncHost, "backup": BackupHost}  # by strategy
 
 
-def make_host(context: Context, shard: Shard) -> ShardHost:
-    """Returns the host of a shard, as the plan's strategy has it."""
-    config, plan = context.config, context.plan
-    options: dict[str, Any] = {
-        "shards": plan.shards,
-        "index": shard.index,
-        "workers": len(plan.workers),
-        "optimizer": config.optimizer,
-        "parameters": plan.parameters,
-        "wire": context.wire,
-        "profiles": config.profile,
-        "tables": _table_host(context, shard.index),
-        "payloads": _payloads(context),
-    }
-    own: dict[str, dict[str, Any]] = {
-        "async": {"max_staleness": config.strategy.max_staleness},
-        "backup": {"quorum": plan.quorum_workers},
-    }
-    name = plan.effective_strategy.name
-    return HOSTS[name](**options, **own.get(name, {}))
+@dataclass(frozen=True)
+class Assembly:
+    """Makes the hosts and the engine of a task, which share its memory."""
 
+    spec: TaskSpec
+    wire: VectorWire  # how vectors travel
+    tables: Sequence[BlockMemory]  # the memory of rows, where this task maps it
 
-def _table_host(context: Context, index: int) -> TableHost | None:
-    config, layout = context.config, context.plan.table_layout
-    if not layout.blocks:
-        return None
-    memory = context.tables or private(layout)  # of which the rows of other hosts are never written to
-    options: dict[str, Any] = {"seed": config.seed, "read": table_files.load}
-    return TableHost(memory, index, config.optimizer, **options)
+    @classmethod
+    def of(cls, spec: TaskSpec) -> "Assembly":
+        """Maps the memory, where tasks share it."""
+        return cls(spec, open_wire(spec.plan), open_tables(spec.plan))
 
+    def make_host(self, shard: Shard) -> ShardHost:
+        """Returns the host of a shard, as the plan's strategy has it."""
+        config, plan = self.spec.config, self.spec.plan
+        options: dict[str, Any] = {
+            "shards": plan.shards,
+            "index": shard.index,
+            "workers": len(plan.workers),
+            "optimizer": config.optimizer,
+            "parameters": plan.parameters,
+            "wire": self.wire,
+            "profiles": config.profile,
+            "tables": self._table_host(shard.index),
+            "payloads": self._payloads(),
+        }
+        own: dict[str, dict[str, Any]] = {
+            "async": {"max_staleness": config.strategy.max_staleness},
+            "backup": {"quorum": plan.quorum_workers},
+        }
+        name = plan.effective_strategy.name
+        return HOSTS[name](**options, **own.get(name, {}))
 
-def make_engine(context: Context, workload: Workload, strategy: Any = None) -> Engine:
-    """Returns the engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
-    plan, task = context.plan, context.task
-    touches = touches_of(plan, workload)
-    worker = _table_worker(context, touches)
-    common: dict[str, Any] = {
-        "optimizer": context.config.optimizer,
-        "replicas": _make_replicas(context, workload, touches),
-        "profiles": context.config.profile,
-    }
-    with users_code("the training step", alone=False):
-        if plan.effective_strategy.is_one_process:
-            host = _table_host(context, 0)
-            tables = (worker, host) if isinstance(worker, TableWorker) and host else None
-            return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, tables=tables, **common)
-        if plan.effective_strategy.has_ring:
-            return AllReduceEngine(
-                strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
+    def make_engine(self, workload: Workload, strategy: Any = None) -> Engine:
+        """Returns the engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
+        plan, task = self.spec.plan, self.spec.task
+        touches = _touches_of(plan, workload)
+        worker = self._table_worker(touches)
+        common: dict[str, Any] = {
+            "optimizer": self.spec.config.optimizer,
+            "replicas": _make_replicas(self.spec, workload, touches),
+            "profiles": self.spec.config.profile,
+        }
+        with users_code("the training step", alone=False):
+            if plan.effective_strategy.is_one_process:
+                host = self._table_host(0)
+                tables = (worker, host) if isinstance(worker, TableWorker) and host else None
+                return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, tables=tables, **common)
+            if plan.effective_strategy.has_ring:
+                return AllReduceEngine(
+                    strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
+                )
+            return ShardedEngine(
+                WorkerSpec(
+                    task=task.name,
+                    workers=len(plan.workers),
+                    averaged=_averaged_workers(plan),
+                    shards=plan.shards,
+                    strategy=plan.effective_strategy,
+                    parameters=plan.parameters,
+                    wire=self.wire,
+                    tables=worker,
+                    **common,
+                )
             )
-        return ShardedEngine(
-            WorkerSpec(
-                task=task.name,
-                workers=len(plan.workers),
-                averaged=_averaged_workers(plan),
-                shards=plan.shards,
-                strategy=plan.effective_strategy,
-                parameters=plan.parameters,
-                wire=context.wire,
-                tables=worker,
-                **common,
-            )
-        )
+
+    def make_reader(self, workload: Workload) -> Tables | None:
+        """Returns what reads rows of tables for another pipeline than that of training, if there are any."""
+        return self._table_worker(_touches_of(self.spec.plan, workload))
+
+    def _table_host(self, index: int) -> TableHost | None:
+        config, layout = self.spec.config, self.spec.plan.table_layout
+        if not layout.blocks:
+            return None
+        memory = self.tables or private(layout)  # of which the rows of other hosts are never written to
+        return TableHost(memory, index, config.optimizer, seed=config.seed, read=table_files.load)
+
+    def _table_worker(self, touches: Touches) -> Tables | None:
+        plan, index = self.spec.plan, self.spec.task.index
+        if self.tables:
+            return TableWorker(self.tables, touches, index)
+        payloads = self._payloads()
+        return SentTables(payloads, plan.slots, plan.shards, touches, worker=index) if payloads else None
+
+    def _payloads(self) -> Payloads | None:
+        """Returns how rows travel, if they do."""
+        plan = self.spec.plan
+        if not plan.sends_rows:
+            return None
+        sizes, boxes = (plan.shards, plan.effective_strategy, len(plan.workers)), None
+        if plan.wire_format.is_shared:
+            boxes = Mailboxes(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes))
+        return Payloads.of(plan.table_layout.blocks, self.wire, boxes)
 
 
-def _table_worker(context: Context, touches: Touches) -> Tables | None:
-    plan = context.plan
-    if context.tables:
-        return TableWorker(context.tables, touches, context.task.index)
-    if not plan.tables:
-        return None
-    payloads = _payloads(context)
-    assert payloads is not None
-    return SentTables(payloads, plan.slots, plan.shards, touches, worker=context.task.index)
-
-
-def _payloads(context: Context) -> Payloads | None:
-    """Returns how rows travel, if they do."""
-    plan = context.plan
-    if not plan.sends_rows:
-        return None
-    sizes, boxes = (plan.shards, plan.effective_strategy, len(plan.workers)), None
-    if plan.wire_format.is_shared:
-        boxes = Mailboxes(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes))
-    return Payloads.of(plan.table_layout.blocks, context.wire, boxes)
-
-
-def table_reader(context: Context, workload: Workload) -> Tables | None:
-    """Reads rows of tables, if there are any, for another pipeline than the one of training."""
-    return _table_worker(context, touches_of(context.plan, workload))
-
-
-def touches_of(plan: Plan, workload: Workload) -> Touches:
+def _touches_of(plan: Plan, workload: Workload) -> Touches:
     """Finds the rows of tables that batches touch."""
     return Touches(plan.table_layout.blocks, partial(replica.lookups_of, workload.objective))
 
@@ -183,8 +188,8 @@ def _full(plan: Plan, task: Task, device: str) -> str:
     return device_of(task.name, device) if plan.has_shard_hosts else device
 
 
-def _make_replicas(context: Context, workload: Workload, touches: Touches) -> list[Replica]:
-    config, plan, task = context.config, context.plan, context.task
+def _make_replicas(spec: TaskSpec, workload: Workload, touches: Touches) -> list[Replica]:
+    config, plan, task = spec.config, spec.plan, spec.task
     scopes: dict[str, str] = {}
     step = replica.make_step(
         workload.objective,
@@ -204,7 +209,7 @@ def _make_replicas(context: Context, workload: Workload, touches: Touches) -> li
                 pipeline = partial(training_batches, derive=touches.of, announce=announce)
             return pipeline(
                 workload.data.train,
-                seed=order_seed(config.seed, context.rollbacks),
+                seed=order_seed(config.seed, spec.rollbacks),
                 start=start,
                 stop=plan.steps if plan.effective_strategy.waits_for_all else ENDLESS,
                 batch_size=plan.global_batch,

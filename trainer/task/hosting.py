@@ -8,55 +8,60 @@ from functools import partial
 
 from trainer.engine.sharded.host import ShardHost
 from trainer.observe.placement.record import UPDATE, make_record
+from trainer.observe.placement.verify import verify
 from trainer.observe.profile.record import SHARD
 from trainer.observe.task_page import TaskState
 from trainer.storage.journal import Load, Update
 from trainer.task import watchdogs
-from trainer.task.assemble import make_host
-from trainer.task.context import Context, collect_garbage_from_now_on
+from trainer.task.assemble import Assembly
 from trainer.task.leave import leave, log_failure
-from trainer.task.unsupervised import ChiefWatch, is_unsupervised, leave_if_workers_are_replaced
+from trainer.task.other_tasks import roll_call
+from trainer.task.runtime import TaskRuntime, collect_garbage_from_now_on
+from trainer.task.spec import TaskSpec
+from trainer.task.unsupervised import leave_if_workers_are_replaced, watch_chief
 
 # After the last goodbye: a worker's session tidies up behind it, and TensorFlow would log an error, `Cleanup partition
 # error: UNAVAILABLE`, if it found this server gone.
 LINGER_SECS = 0.3
 
 
-def run(context: Context) -> bool:
+def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
     """Serves the shards of a parameter server to the end of the run; the workers decide when that is.
 
     Returns:
         Whether the run was stopped before its end, where that must be told to a scheduler: a launcher knows.
     """
-    context.directory.discard_described()
-    chief = ChiefWatch(context) if is_unsupervised(context) else None
-    wait_for_goodbyes(start(context))
-    stopped = chief is not None and not chief.has_finished()
+    spec.directory.discard_described()
+    chief = watch_chief(spec) if spec.is_unsupervised else None
+    wait_for_goodbyes(start(Assembly.of(spec), runtime))
+    if chief:
+        chief.read()
     time.sleep(LINGER_SECS)
-    return stopped
+    return chief is not None and runtime.status.step < spec.plan.steps and not chief.has_ended_early
 
 
-def start(context: Context) -> list[ShardHost]:
+def start(assembly: Assembly, runtime: TaskRuntime) -> list[ShardHost]:
     """Makes the hosts of this task's shards and has them serve; returns them, none where it has no shard."""
-    hosts = [make_host(context, shard) for shard in context.shards]
+    spec = assembly.spec
+    hosts = [assembly.make_host(shard) for shard in spec.shards]
     if not hosts:
         return []
-    peers = _peers(context)
-    context.roll_call(peers, until="is_listening")
-    context.keep_open += hosts
+    status, peers = runtime.status, _peers(spec)
+    roll_call(spec, status, peers, until="is_listening")
+    runtime.keep_open += hosts
     for host in hosts:
-        host.connect(context.server.target, context.session_config(peers))
+        host.connect(runtime.target, spec.session_config(peers))
         if host.rows is not None:
             _start_thread(f"rows of shard {host.shard.index}", partial(host.rows.serve, host.session))
-    watchdogs.watch_hosts(context)
-    if is_unsupervised(context):
-        leave_if_workers_are_replaced(context)
-    context.status.is_ready = True
-    context.status.state = TaskState.waiting
+    watchdogs.watch_hosts(spec, runtime)
+    if spec.is_unsupervised:
+        leave_if_workers_are_replaced(spec.plan, runtime)
+    status.is_ready = True
+    status.state = TaskState.waiting
     first, *others = hosts
-    _start_thread("shard host", partial(_serve, context, first, others))
+    _start_thread("shard host", partial(_serve, spec, runtime, first, others))
     for number, other in enumerate(others, 2):
-        _start_thread(f"shard host {number}", partial(_serve_beside, context, other))
+        _start_thread(f"shard host {number}", partial(_serve_beside, spec.plan.steps, other))
     return hosts
 
 
@@ -71,40 +76,39 @@ def wait_for_goodbyes(hosts: Sequence[ShardHost], at_most_secs: float | None = N
         thread.join(at_most_secs)
 
 
-def _peers(context: Context) -> list[str]:
+def _peers(spec: TaskSpec) -> list[str]:
     """Returns the hosts that a host talks to: only to agree on a norm, or on the order of arrivals."""
-    strategy = context.plan.effective_strategy
-    agrees_on_norm = context.config.optimizer.clip_norm is not None and not strategy.waits_for_one
-    return list(context.plan.hosts) if agrees_on_norm or strategy.waits_for_quorum else []
+    strategy = spec.plan.effective_strategy
+    agrees_on_norm = spec.config.optimizer.clip_norm is not None and not strategy.waits_for_one
+    return list(spec.plan.hosts) if agrees_on_norm or strategy.waits_for_quorum else []
 
 
-def _serve_beside(context: Context, host: ShardHost) -> None:
+def _serve_beside(steps: int, host: ShardHost) -> None:
     """Serves a shard beside the first one, which reports for this task: they move together."""
     host.load()
-    host.serve(context.plan.steps, lambda *_: None)
+    host.serve(steps, lambda *_: None)
 
 
-def _serve(context: Context, host: ShardHost, others: Sequence[ShardHost]) -> None:
-    step = host.load()
-    updates = _Updates(context, host, step, host.read_tag()[0])
-    context.holds_state = True
-    context.journal.write(Load(updates.generation, step))
-    is_ps = context.task.job == "ps"
+def _serve(spec: TaskSpec, runtime: TaskRuntime, host: ShardHost, others: Sequence[ShardHost]) -> None:
+    step, status = host.load(), runtime.status
+    updates = _Updates(spec, runtime, host, step, host.read_tag()[0])
+    runtime.holds_state = True
+    runtime.journal.write(Load(updates.generation, step))
+    is_ps = spec.task.job == "ps"
     if is_ps:
-        status = context.status
         status.generation, status.step, status.state = updates.generation, step, TaskState.serving
-        context.stop.stay()  # the workers decide when: they need this shard to save it
+        runtime.stop.stay()  # the workers decide when: they need this shard to save it
 
     def missing() -> list[int]:
         return sorted({worker for one in (host, *others) for worker in one.missing()})
 
-    watchdogs.watch_steps(context, lambda: updates.step, missing)
-    host.is_tracing = context.config.device.log_placement
+    watchdogs.watch_steps(spec, runtime, lambda: updates.step, missing)
+    host.is_tracing = spec.config.device.log_placement
     if is_ps:
         collect_garbage_from_now_on()
-    if context.recorder:
-        host.record = partial(context.recorder.write, SHARD)
-    host.serve(context.plan.steps, updates.report)
+    if runtime.recorder:
+        host.record = partial(runtime.recorder.write, SHARD)
+    host.serve(spec.plan.steps, updates.report)
 
 
 def _start_thread(name: str, work: Callable[[], None]) -> None:
@@ -123,7 +127,8 @@ def _start_thread(name: str, work: Callable[[], None]) -> None:
 class _Updates:
     """Reports each update of a host: in the journal, and on the status page of a parameter server."""
 
-    context: Context
+    spec: TaskSpec
+    runtime: TaskRuntime
     host: ShardHost
     step: int
     generation: int
@@ -131,15 +136,15 @@ class _Updates:
     waited_secs: float = 0.0
 
     def report(self, step: int, wait_secs: float) -> None:
-        context = self.context
+        spec, status = self.spec, self.runtime.status
         if self.host.executed is not None:
-            context.verify_placement(make_record(context.task.name, UPDATE, self.host.executed))
+            verify(make_record(spec.task.name, UPDATE, self.host.executed), spec.plan, spec.directory)
             self.host.executed = None
         self.waited_secs += wait_secs
-        if context.config.history.journal:
-            context.journal.write(Update(self.generation, step))
+        if spec.config.history.journal:
+            self.runtime.journal.write(Update(self.generation, step))
         self.step = step
-        if context.task.job == "ps":
-            context.status.step = step
-            context.status.steps += 1
-            context.status.wait_fraction = self.waited_secs / (time.monotonic() - self.began)
+        if spec.task.job == "ps":
+            status.step = step
+            status.steps += 1
+            status.wait_fraction = self.waited_secs / (time.monotonic() - self.began)

@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -27,17 +27,18 @@ from trainer.storage.journal import Journal
 from trainer.storage.rollbacks import count_rollbacks
 from trainer.storage.run_directory import RunDirectory, config_hash
 from trainer.task import hosting, log, worker
-from trainer.task.assemble import open_tables, open_wire
-from trainer.task.context import Context
 from trainer.task.evaluator import life
 from trainer.task.leave import leave, log_failure
+from trainer.task.other_tasks import roll_call
 from trainer.task.request_ids import make_unique
+from trainer.task.runtime import TaskRuntime
 from trainer.task.server import can_fuse, configure_eager, start_server
 from trainer.task.signals import StopRequest
+from trainer.task.spec import TaskSpec
 from trainer.task.title import set_title
-from trainer.task.unsupervised import leave_unless_all_stop, stops_alone
+from trainer.task.unsupervised import leave_unless_all_stop
 
-Role = Callable[[Context], bool]  # returns whether the run was stopped before its last step
+Role = Callable[[TaskSpec, TaskRuntime], bool]  # returns whether the run was stopped before its last step
 
 ROLES: dict[str, Role] = {"ps": hosting.run, "worker": worker.run, "evaluator": life.run}
 
@@ -60,74 +61,64 @@ def run_task(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, i
     set_title(task.name, f"trainer {task.name} of {directory.path}")
     _log.info("%s%s of %s, pid %d: %s", log.STARTED, task.name, directory.path, os.getpid(), plan.describe())
     try:
-        _run(config, plan, directory, task)
+        _run(TaskSpec(config, plan, directory, task, count_rollbacks(directory.rollbacks)))
     except Exception as error:
         leave(log_failure(error))  # within the block, as long as the traceback holds the sessions: see `_run`
 
 
-def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> NoReturn:
-    if config.device.deterministic:
+def _run(spec: TaskSpec) -> NoReturn:
+    task = spec.task
+    if spec.config.device.deterministic:
         tf.config.experimental.enable_op_determinism()  # of the process: before it builds a graph
-    context = _make_context(config, plan, directory, task)
-    _serve_status(context)
+    runtime = _make_runtime(spec)
+    status = runtime.status
+    _serve_status(task, status)
     if task.job != "evaluator":
-        _make_devices(context)
-        context.wire = open_wire(plan)
-        context.tables = open_tables(plan)
-        context.status.is_listening = True
-        if plan.has_shard_hosts and not task.is_chief and not context.status.launch:
-            context.roll_call(["worker:0"], until="is_listening")  # without a launcher nobody would miss it
-    stopped = ROLES[task.job](context)
-    context.status.state = TaskState.done
-    _log.info("done at step %d", context.status.step)
-    # Not after a return: it would release the context, and so close its sessions, which can wait for ever for a peer.
+        runtime.target = _make_devices(spec, runtime.keep_open)
+        status.is_listening = True
+        if spec.plan.has_shard_hosts and not task.is_chief and spec.is_unsupervised:
+            roll_call(spec, status, [spec.chief.name], until="is_listening")  # nobody else would miss it
+    stopped = ROLES[task.job](spec, runtime)
+    status.state = TaskState.done
+    _log.info("done at step %d", status.step)
+    # Not after a return: it would release the runtime, and so close its sessions, which can wait for ever for a peer.
     finished = FINISHED if SUPERVISED in os.environ else exit_codes.OK
-    leave(exit_codes.TERMINATED if stopped or context.stop.requested else finished)
+    leave(exit_codes.TERMINATED if stopped or runtime.stop.requested else finished)
 
 
-def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> Context:
-    run = str(directory.path)
+def _make_runtime(spec: TaskSpec) -> TaskRuntime:
+    config, plan, directory, task = spec.config, spec.plan, spec.directory, spec.task
     status = TaskPage(
         task.job,
         task.index,
-        run,
+        str(directory.path),
         config_hash(config),
         tensorflow=tf.version.VERSION,
         frozen=plan.frozen.sha256,
         data=digest(plan.fingerprint),
+        launch="" if spec.is_unsupervised else str(directory.path),
     )
-    if config.job is None:
-        status.launch = run
 
     def on_stop() -> bool:
         status.is_stopping = True
-        if not stops_alone(context):
-            return True
-        threading.Thread(target=leave_unless_all_stop, args=[context], name="eviction", daemon=True).start()
-        return False
+        if spec.stops_alone:
+            threading.Thread(
+                target=leave_unless_all_stop, args=[spec.chief, stop], name="eviction", daemon=True
+            ).start()
+        return not spec.stops_alone
 
     def log_state() -> None:  # follows the stacks that `kill -USR1 PID` writes
         _log.info("state: %s", json.dumps(status.as_of_now().to_json()))
 
+    stop = StopRequest(on_stop=on_stop, on_state_request=log_state)
     # A task that a scheduler started has no run directory; that of a container may be for reading only.
     may_write = directory.plan.exists() and os.access(directory.path, os.W_OK)
-    context = Context(
-        config,
-        plan,
-        directory,
-        task,
-        status,
-        StopRequest(on_stop=on_stop, on_state_request=log_state),
-        Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if may_write else None),
-        Recorder(directory, task, plan.task("worker", 0)) if config.profile else None,
-        count_rollbacks(directory.rollbacks),
-    )
-    return context
+    journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if may_write else None)
+    return TaskRuntime(status, stop, journal, Recorder(directory, task, spec.chief) if config.profile else None)
 
 
-def _serve_status(context: Context) -> None:
+def _serve_status(task: Task, status: TaskPage) -> None:
     """Serves the task's status page, for its peers and for the launcher."""
-    task, status = context.task, context.status
     if task.control.startswith(UNIX):
         status_page.serve_at(status, task.control.removeprefix(UNIX))
         return
@@ -149,15 +140,21 @@ def _stop_without_launcher() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _make_devices(context: Context) -> None:
-    """Makes this process's devices and thread pools; whatever makes them first decides their size for all."""
-    if context.plan.effective_strategy.is_one_process:
-        context.keep_open.append(tf.compat.v1.Session(graph=tf.Graph(), config=context.session_config([])))
-        return
-    if context.plan.effective_strategy.has_ring:  # its strategy starts the server, when the other workers are up
-        configure_eager(context.task, fuses=can_fuse(context.config.train))
-        return
+def _make_devices(spec: TaskSpec, keep_open: list[Any]) -> str:
+    """Makes this process's devices and thread pools; whatever makes them first decides their size for all.
+
+    Returns:
+        The target of sessions: the task's server, where it has one.
+    """
+    if spec.plan.effective_strategy.is_one_process:
+        keep_open.append(tf.compat.v1.Session(graph=tf.Graph(), config=spec.session_config()))
+        return ""
+    if spec.plan.effective_strategy.has_ring:  # its strategy starts the server, when the other workers are up
+        configure_eager(spec.task, fuses=can_fuse(spec.config.train))
+        return ""
     try:
-        context.server = start_server(context.plan, context.task)
+        server = start_server(spec.plan, spec.task)
     except tf.errors.UnknownError as error:
-        raise PeerError(f"cannot listen on {context.task.address}: {error.message}") from error
+        raise PeerError(f"cannot listen on {spec.task.address}: {error.message}") from error
+    keep_open.append(server)
+    return str(server.target)

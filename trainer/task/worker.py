@@ -1,6 +1,5 @@
 """Trains the replicas of a worker, and serves its shards if it has any."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -10,25 +9,28 @@ from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
 from trainer.faults import failpoints
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
-from trainer.observe.peers import read_status
+from trainer.observe.peers import try_status
 from trainer.observe.placement.record import STEP, make_record
+from trainer.observe.placement.verify import verify
 from trainer.observe.profile.record import REPLICA
-from trainer.observe.task_page import TaskState
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.layout import Parameter
-from trainer.plan.plan import Plan
+from trainer.plan.plan import Plan, Task
 from trainer.storage import journal
 from trainer.task import hosting, not_finite, watchdogs
-from trainer.task.assemble import compute_device, make_engine, table_reader
+from trainer.task.assemble import Assembly, compute_device
 from trainer.task.chief import initial_state
 from trainer.task.chief.finish import finish
 from trainer.task.chief.wiring import Chief, assemble
-from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.evaluator.score import make_evaluator
 from trainer.task.loop import AfterStep, train
+from trainer.task.other_tasks import roll_call, wait_until_reached
 from trainer.task.pace import Pace
-from trainer.task.reachable import wait_until_reached
+from trainer.task.runtime import TaskRuntime, collect_garbage_from_now_on
 from trainer.task.server import start_strategy
-from trainer.task.unsupervised import is_unsupervised, save_before_hosts_leave
+from trainer.task.signals import StopRequest
+from trainer.task.spec import TaskSpec
+from trainer.task.unsupervised import save_before_hosts_leave
 from trainer.workload.build import open_workload, parameters_of
 
 RECENT_STEPS = 20
@@ -38,94 +40,90 @@ CHIEF_FIRST_SECS = 60.0
 _log = logging.getLogger(__name__)
 
 
-def run(context: Context) -> bool:
+def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
     """Trains this worker's replicas; returns whether the run was stopped before its last step."""
-    if context.plan.effective_strategy.has_ring:
-        stopped = _train(context, _join_all_reduce(context))
-        _wait_for_the_ring(context)
+    assembly = Assembly.of(spec)
+    if spec.plan.effective_strategy.has_ring:
+        stopped = _train(assembly, runtime, _join_all_reduce(spec, runtime.status))
+        _wait_for_the_ring(spec.plan, runtime.status)
         return stopped
-    hosts = hosting.start(context)
+    hosts = hosting.start(assembly, runtime)
     try:
-        stopped = _train(context)
+        stopped = _train(assembly, runtime)
     except NotFiniteError:  # the others see it too, and need these shards for that
         hosting.wait_for_goodbyes(hosts, LAST_GOODBYE_SECS)
         raise
     hosting.wait_for_goodbyes(hosts)
-    if hosts and not context.task.is_chief:  # the chief, which evaluates and exports, leaves later anyway
+    if hosts and not spec.task.is_chief:  # the chief, which evaluates and exports, leaves later anyway
         time.sleep(hosting.LINGER_SECS)
     return stopped
 
 
-def _join_all_reduce(context: Context) -> Any:
+def _join_all_reduce(spec: TaskSpec, status: TaskPage) -> Any:
     """Joins when all workers have seen each other: from then on TensorFlow keeps this process from answering."""
-    workers = [task.name for task in context.plan.workers]
-    context.roll_call(workers, until="is_listening")
-    context.status.is_ready = True
-    context.roll_call(workers, until="is_ready", may_be_silent=True)
+    workers = [task.name for task in spec.plan.workers]
+    roll_call(spec, status, workers, until="is_listening")
+    status.is_ready = True
+    roll_call(spec, status, workers, until="is_ready", may_be_silent=True)
     return start_strategy(
-        context.plan,
-        context.task,
-        pack_mib=context.config.strategy.pack_mib,
-        heartbeat_secs=context.config.timeouts.heartbeat_secs,
+        spec.plan, spec.task, pack_mib=spec.config.strategy.pack_mib, heartbeat_secs=spec.config.timeouts.heartbeat_secs
     )
 
 
-def _wait_for_the_ring(context: Context) -> None:
+def _wait_for_the_ring(plan: Plan, status: TaskPage) -> None:
     """Waits until the other workers have made the last step: they may be receiving a part of it from here."""
     deadline = time.monotonic() + LAST_GOODBYE_SECS
-    for other in context.plan.workers:
-        with contextlib.suppress(OSError, ValueError):  # it has left, so it has all that it needs
-            while time.monotonic() < deadline:
-                if read_status(other.control, timeout_secs=1.0).step >= context.status.step:
-                    break
-                time.sleep(0.02)
+    for other in plan.workers:
+        while time.monotonic() < deadline:
+            page = try_status(other.control, 1.0)
+            if page is None or page.step >= status.step:  # one that has left has all that it needs
+                break
+            time.sleep(0.02)
 
 
-def _train(context: Context, strategy: Any = None) -> bool:
+def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bool:
     """Builds the engine, connects it and trains; `strategy` comes from `server.start_strategy`, under all-reduce."""
-    config, plan, task = context.config, context.plan, context.task
-    context.status.state = TaskState.building
+    spec = assembly.spec
+    config, plan, task, status = spec.config, spec.plan, spec.task, runtime.status
+    status.state = TaskState.building
     # The chief loads the values, and writes the trained model.
-    workload = open_workload(config, plan, context.directory.frozen, with_values=task.is_chief)
-    context.directory.discard_described()
+    workload = open_workload(config, plan, spec.directory.frozen, with_values=task.is_chief)
+    spec.directory.discard_described()
     _check_planned(plan, parameters_of(workload.model, config.train.precision.value, plan.frozen.paths))
-    engine = make_engine(context, workload, strategy)
+    engine = assembly.make_engine(workload, strategy)
     evaluator = None
     if task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
-        tables = table_reader(context, workload)
-        evaluator = make_evaluator(config, workload, compute_device(plan, task), tables)
-    target = context.server.target if context.server else ""
+        evaluator = make_evaluator(config, workload, compute_device(plan, task), assembly.make_reader(workload))
     if plan.has_shard_hosts:
-        context.roll_call(plan.hosts, until="is_ready")
-        if not context.shards:
-            watchdogs.watch_hosts(context)  # from here on: a session waits for ever for a host that was restarted
-        if is_unsupervised(context):
-            wait_until_reached(context)
-    context.keep_open += [engine, evaluator]
-    engine.connect(target, context.session_config(plan.hosts))
+        roll_call(spec, status, plan.hosts, until="is_ready")
+        if not spec.shards:
+            watchdogs.watch_hosts(spec, runtime)  # from here on: a session waits for ever for a host that was restarted
+        if spec.is_unsupervised:
+            wait_until_reached(spec, runtime)
+    runtime.keep_open += [engine, evaluator]
+    engine.connect(runtime.target, spec.session_config(plan.hosts))
     pace = Pace()
     if not task.is_chief:
-        return _step_to_the_end(context, engine, pace, engine.start()) and not _has_ended_early(context)
-    if is_unsupervised(context):
-        save_before_hosts_leave(context)
+        is_stopped = _step_to_the_end(spec, runtime, engine, pace, engine.start())
+        return is_stopped and not _has_ended_early(spec.chief, runtime.stop)
+    if spec.is_unsupervised:
+        save_before_hosts_leave(spec, runtime)
     if evaluator is not None:
-        asks_hosts = bool(plan.tables) and not context.tables
-        evaluator.connect(target, context.session_config(plan.hosts if asks_hosts else []))
-    start = initial_state.start(context, engine, workload.model)
-    chief = assemble(context, engine, workload.objective, evaluator, start)
-    stopped = _step_to_the_end(context, engine, pace, start.step, chief) and context.status.ended_early is None
-    context.needs_hosts = False
-    return finish(context, chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
+        evaluator.connect(runtime.target, spec.session_config(plan.hosts if plan.sends_rows else []))
+    start = initial_state.start(spec, runtime, engine, workload.model)
+    chief = assemble(spec, runtime, engine, workload.objective, assembly.tables, evaluator, start)
+    stopped = _step_to_the_end(spec, runtime, engine, pace, start.step, chief) and status.ended_early is None
+    runtime.needs_hosts = False
+    return finish(chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
 
 
-def _has_ended_early(context: Context) -> bool:
+def _has_ended_early(chief: Task, stop: StopRequest) -> bool:
     """Whether the chief asked to stop, and not a signal."""
     deadline = time.monotonic() + CHIEF_FIRST_SECS
-    while not context.stop.requested and time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
-            page = read_status(context.plan.task("worker", 0).control, timeout_secs=2.0)
-            if page.step > 0:  # else it was restarted, and does not know yet
-                return page.ended_early is not None
+    while not stop.requested and time.monotonic() < deadline:
+        page = try_status(chief.control, 2.0)
+        if page and page.step > 0:  # else it was restarted, and does not know yet
+            return page.ended_early is not None
         time.sleep(0.1)
     return False
 
@@ -139,14 +137,16 @@ def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
         raise RuntimeError(f"the model differs from the planned one in {', '.join(different[:5])}")
 
 
-def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None = None) -> bool:
+def _step_to_the_end(
+    spec: TaskSpec, runtime: TaskRuntime, engine: Engine, pace: Pace, start: int, chief: Chief | None = None
+) -> bool:
     """Takes steps from global step `start` on; returns whether the run was stopped before its last step."""
-    config, plan, status = context.config, context.plan, context.status
-    context.journal.write(journal.Join(start, plan.replica_numbers(context.task)))
+    config, plan, status, stop = spec.config, spec.plan, runtime.status, runtime.stop
+    runtime.journal.write(journal.Join(start, plan.replica_numbers(spec.task)))
     if plan.effective_strategy.waits_for_one or not plan.has_shard_hosts:  # else its hosts know who is missing
-        watchdogs.watch_steps(context, lambda: status.step, None)
+        watchdogs.watch_steps(spec, runtime, lambda: status.step, None)
     watchdogs.watch_data(status, engine)
-    context.stop.let_step_finish()
+    stop.let_step_finish()
     status.generation, status.step, status.state = engine.generation, start, TaskState.training
     collect_garbage_from_now_on()
     pace.began = time.monotonic()
@@ -159,12 +159,12 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
             engine,
             start=start,
             until=start if is_last else plan.steps,
-            stop_requested=lambda: context.stop.stops_all or status.ended_early is not None,
+            stop_requested=lambda: stop.stops_all or status.ended_early is not None,
             reductions=lambda: chief.judge.reductions if chief else 0,
             gradients_every=config.history.histogram_every if chief else 0,
             between=chief.between if chief else [],
-            after=[*_make_actions(context, engine, pace, start, chief), *(chief.after if chief else [])],
-            on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=context.rollbacks),
+            after=[*_make_actions(spec, runtime, engine, pace, start, chief), *(chief.after if chief else [])],
+            on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=spec.rollbacks),
         )
     except RollbackError as error:
         if chief:
@@ -173,34 +173,36 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
             time.sleep(CHIEF_FIRST_SECS)
         raise
     except NotFiniteError:
-        context.needs_hosts = False
+        runtime.needs_hosts = False
         if not plan.effective_strategy.waits_for_all:  # else every worker stops at the same step
             engine.step(stop=True)
         engine.leave()
         raise
     if chief is None:
-        context.needs_hosts = False
+        runtime.needs_hosts = False
         engine.leave()
     return stopped or is_last
 
 
-def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None) -> Sequence[AfterStep]:
+def _make_actions(
+    spec: TaskSpec, runtime: TaskRuntime, engine: Engine, pace: Pace, start: int, chief: Chief | None
+) -> Sequence[AfterStep]:
     """Returns what every worker does with the result of a step, in order."""
-    status, plan, replicas = context.status, context.plan, context.plan.replica_numbers(context.task)
+    status, plan, replicas = runtime.status, spec.plan, spec.plan.replica_numbers(spec.task)
     examples = plan.replica_batch * len(replicas)
 
     def write_journal(result: StepResult) -> None:
-        if context.config.history.journal and result.step < plan.steps:
-            context.journal.write(journal.Push(result.generation, result.step, replicas))
+        if spec.config.history.journal and result.step < plan.steps:
+            runtime.journal.write(journal.Push(result.generation, result.step, replicas))
 
     def write_profile(result: StepResult) -> None:
-        if context.recorder and result.stamps:
-            context.recorder.write(REPLICA, result.step + 1, result.stamps)
+        if runtime.recorder and result.stamps:
+            runtime.recorder.write(REPLICA, result.step + 1, result.stamps)
 
     def verify_placement(result: StepResult) -> None:
         if (ran := engine.executed) is not None:
-            record = make_record(context.task.name, STEP, ran, scopes=engine.scopes, variables=engine.variables)
-            context.verify_placement(record)
+            record = make_record(spec.task.name, STEP, ran, scopes=engine.scopes, variables=engine.variables)
+            verify(record, plan, spec.directory)
             if chief:
                 chief.report.events.graph(engine.graph, {o.name: o.device for o in ran.operations})
             engine.executed = None

@@ -9,6 +9,7 @@ from trainer.observe.placement.differences import differences
 from trainer.observe.placement.record import PlacementRecord
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory
 
 # A worker with a shard records both in different threads, which would write to one temporary file.
 _writing = threading.Lock()
@@ -18,17 +19,14 @@ class PlacementError(TrainerError):
     """Something ran on a device other than the planned one."""
 
 
-def verify(record: PlacementRecord, plan: Plan, run: Path | None) -> None:
-    """Records where a task's step ran, and compares it with the plan.
-
-    Args:
-        run: the run directory; None: this task writes no record.
+def verify(record: PlacementRecord, plan: Plan, directory: RunDirectory) -> None:
+    """Compares where a task's step ran with the plan, and records it where a launcher made the run directory.
 
     Raises:
         PlacementError: with one sentence for each difference.
     """
-    if run is not None:
-        write(run, record, plan)
+    if directory.plan.exists():
+        write(directory.path, record, plan)
     problems = differences(record, plan)
     if problems:
         raise PlacementError("it did not run as planned:\n" + "\n".join(problems))

@@ -12,8 +12,8 @@ from trainer.storage.history import History
 from trainer.task.beside import AbandonedError
 from trainer.task.chief.initial_state import InitialState
 from trainer.task.chief.saver import Saver
-from trainer.task.context import Context
 from trainer.task.evaluator.score import Evaluator
+from trainer.task.spec import TaskSpec
 from trainer.task.tensorboard import Events
 
 _log = logging.getLogger(__name__)
@@ -74,11 +74,11 @@ class ChiefEvaluation:
 
 
 def make_evaluation(
-    context: Context, saver: Saver, evaluator: Evaluator, events: Events, start: InitialState
+    spec: TaskSpec, status: TaskPage, saver: Saver, evaluator: Evaluator, events: Events, start: InitialState
 ) -> ChiefEvaluation:
-    directory = context.directory
+    directory = spec.directory
     lines = History(directory.evaluations, start=start.step)
-    keeps_best = context.config.evaluate.keeps_best
+    keeps_best = spec.config.evaluate.keeps_best
     if keeps_best:
         evaluations.remove_best_after(directory.best, start.step)
-    return ChiefEvaluation(evaluator, events, lines, context.status, saver, keeps_best)
+    return ChiefEvaluation(evaluator, events, lines, status, saver, keeps_best)

@@ -16,9 +16,9 @@ from trainer.task import model_card, table_files
 from trainer.task.beside import AbandonedError
 from trainer.task.chief.report import log_summary, summarize
 from trainer.task.chief.wiring import Chief
-from trainer.task.context import Context
 from trainer.task.export import export_run, params_sha256
 from trainer.task.pace import Pace
+from trainer.task.spec import TaskSpec
 from trainer.workload.build import Workload
 from trainer.workload.data.examples import is_of_storage
 from trainer.workload.error_text import first_line
@@ -27,55 +27,55 @@ from trainer.workload.serving import Written
 _log = logging.getLogger(__name__)
 
 
-def finish(
-    context: Context, chief: Chief, pace: Pace, workload: Workload, *, stopped: bool, resumed_from: str | None
-) -> bool:
+def finish(chief: Chief, pace: Pace, workload: Workload, *, stopped: bool, resumed_from: str | None) -> bool:
     """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped.
 
     Returns:
         Whether it was stopped, or is now.
     """
-    snapshot, results, stopped = _save_and_evaluate(context, chief, pace, stopped=stopped)
-    last_rows = context.tables
-    if context.plan.tables and (not last_rows or stopped):  # the step that stopped the run may have changed them
-        path = context.directory.checkpoints / f"{snapshot.step:09d}"
-        last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
+    spec, plan, directory = chief.spec, chief.spec.plan, chief.spec.directory
+    snapshot, results, stopped = _save_and_evaluate(chief, pace, stopped=stopped)
+    last_rows = chief.tables
+    if plan.tables and (not last_rows or stopped):  # the step that stopped the run may have changed them
+        path = directory.checkpoints / f"{snapshot.step:09d}"
+        last_rows = table_files.loaded(path, plan.tables, seed=spec.config.seed)
     if not stopped:
-        context.status.state = TaskState.exporting
+        chief.status.state = TaskState.exporting
         keeps_best = chief.evaluation is not None and chief.evaluation.keeps_best
-        best = evaluations.best_result(context.directory) if keeps_best else None
+        best = evaluations.best_result(directory) if keeps_best else None
         if best:
             results["best"] = best
-        state, rows = _load(context, best) if best else (snapshot, last_rows)
+        state, rows = _load(spec, best) if best else (snapshot, last_rows)
         results["exported_step"] = state.step
-        served, failures, skipped = _export(context, workload, state, rows)
+        served, failures, skipped = _export(spec, workload, state, rows)
         if failures:
             results["not_exported"] = "; ".join(failures)
         if skipped:
             results["export_skipped"] = "; ".join(skipped)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
-    results["ended_early"] = None if stopped else context.status.ended_early
+    results["ended_early"] = None if stopped else chief.status.ended_early
     if grown := table_files.trained_rows(last_rows):
         results["rows"] = grown
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}
-    write_atomically(context.directory.summary, json.dumps(summary, indent=1))
+    write_atomically(directory.summary, json.dumps(summary, indent=1))
     if not stopped:
         facts = summary
         if best:
             scores = {f"eval_{name}": value for name, value in best.items() if name not in ("step", "path")}
             facts = summary | scores | {"steps": state.step, "params_sha256": params_sha256(state, rows)}
-        model_card.write(context.directory.export, context.config, facts, served, context.directory.event_log)
+        model_card.write(directory.export, spec.config, facts, served, directory.event_log)
     if chief.report.logs_progress:
         log_summary(summary)
     return stopped
 
 
-def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Written:
+def _export(spec: TaskSpec, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Written:
     """Exports a state; whatever the code of a model does then, training is done, and its results are kept."""
-    context.directory.export.mkdir(parents=True, exist_ok=True)
-    model_card.remove_files(context.directory.export)  # of a run that had fewer steps
+    folder = spec.directory.export
+    folder.mkdir(parents=True, exist_ok=True)
+    model_card.remove_files(folder)  # of a run that had fewer steps
     try:
-        written = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
+        written = export_run(spec.config, spec.plan, workload, state, folder, rows)
     except (Exception, SystemExit) as error:
         if is_of_storage(error):
             raise
@@ -88,10 +88,10 @@ def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequenc
     return written
 
 
-def _load(context: Context, best: Mapping[str, Any]) -> tuple[Snapshot, Sequence[BlockMemory]]:
+def _load(spec: TaskSpec, best: Mapping[str, Any]) -> tuple[Snapshot, Sequence[BlockMemory]]:
     """Returns the state and the rows in the best checkpoint."""
     path = Path(best["path"])
-    rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
+    rows = table_files.loaded(path, spec.plan.tables, seed=spec.config.seed)
     return Snapshot.from_tensors(best["step"], checkpoint.load(checkpoint.read_manifest(path))), rows
 
 
@@ -101,9 +101,7 @@ def _logs(results: Mapping[str, Any]) -> dict[str, float]:
     return {"loss": results["final_loss"], **scores}
 
 
-def _save_and_evaluate(
-    context: Context, chief: Chief, pace: Pace, *, stopped: bool
-) -> tuple[Snapshot, dict[str, Any], bool]:
+def _save_and_evaluate(chief: Chief, pace: Pace, *, stopped: bool) -> tuple[Snapshot, dict[str, Any], bool]:
     """Returns the last state, what the summary says of it, and whether the run was stopped.
 
     Leaves the engine last, because other tasks wait for this one.
@@ -113,7 +111,7 @@ def _save_and_evaluate(
     try:
         if abandoned is None:
             chief.saver.save_last(snapshot)
-        results = summarize(context, snapshot.step, pace)
+        results = summarize(chief.spec, chief.status, snapshot.step, pace)
         if chief.evaluation and not stopped:
             results |= chief.evaluation.run(snapshot)
     except AbandonedError:

@@ -15,9 +15,11 @@ from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, resume, table_rows
 from trainer.storage.checkpoint import Checkpoint
-from trainer.storage.journal import Adopt, Reload
+from trainer.storage.journal import Adopt, Journal, Reload
 from trainer.storage.run_directory import RunDirectory
-from trainer.task.context import Context
+from trainer.task.other_tasks import roll_call
+from trainer.task.runtime import TaskRuntime
+from trainer.task.spec import TaskSpec
 from trainer.workload import build
 from trainer.workload.weights import read_npz
 
@@ -35,20 +37,20 @@ class InitialState:
     result: StepResult | None = None  # of the update that led to the state, as far as the state says
 
 
-def start(context: Context, engine: Engine, model: Any) -> InitialState:
+def start(spec: TaskSpec, runtime: TaskRuntime, engine: Engine, model: Any) -> InitialState:
     """Starts the chief's engine on the state that the shard hosts still hold, or else loads one into them."""
     if engine.held() > 0:
         step = engine.start()
         _log.info("continuing from step %d: shard hosts still hold the state", step)
-        context.journal.write(Adopt(engine.generation, step))
+        runtime.journal.write(Adopt(engine.generation, step))
         return InitialState(step, is_adopted=True, missed=engine.missed, result=state_of(engine))
-    if context.plan.has_shard_hosts:  # else they have seen each other already
-        context.roll_call([task.name for task in context.plan.trainers], until="is_listening")
-    loaded = _load(context, engine, model)
+    if spec.plan.has_shard_hosts:  # else they have seen each other already
+        roll_call(spec, runtime.status, [task.name for task in spec.plan.trainers], until="is_listening")
+    loaded = _load(spec, runtime.journal, engine, model)
     if loaded is None:
         return InitialState(engine.start())
     step = engine.start()
-    missed = missed_at(loaded, context.directory)
+    missed = missed_at(loaded, spec.directory)
     return InitialState(step, missed=missed, checkpoint=str(loaded.path), result=state_of(engine))
 
 
@@ -57,18 +59,18 @@ def state_of(engine: Engine) -> StepResult:
     return engine.missed[-1] if engine.missed else engine.peek()
 
 
-def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
+def _load(spec: TaskSpec, journal: Journal, engine: Engine, model: Any) -> Checkpoint | None:
     """Loads the state that the run (re)starts from; returns the checkpoint, if it comes from one."""
-    state, source = first_snapshot(context.config, context.plan, context.directory, model)
-    generation = context.directory.next_generation()
+    state, source = first_snapshot(spec.config, spec.plan, spec.directory, model)
+    generation = spec.directory.next_generation()
     failpoints.reach("generation", state.step)
     path = str(source.path) if source else None
-    context.journal.write(Reload(generation, state.step, path))
+    journal.write(Reload(generation, state.step, path))
     engine.load(state, generation=generation)
     if path:
         _log.info("resuming at step %d from %s", state.step, path)
-    elif context.plan.initial:
-        _log.info("%s", context.plan.initial)
+    elif spec.plan.initial:
+        _log.info("%s", spec.plan.initial)
     return source
 
 

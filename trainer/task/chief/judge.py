@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Collection, Sequence
 
+from trainer.observe.task_page import TaskPage
 from trainer.storage import evaluations
 from trainer.storage.evaluations import Evaluation
 from trainer.task.chief import decisions
 from trainer.task.chief.ending import Hooks, end_early
 from trainer.task.chief.initial_state import InitialState
-from trainer.task.context import Context
+from trainer.task.spec import TaskSpec
 
 _log = logging.getLogger(__name__)
 
@@ -20,16 +21,18 @@ class Judge:
     evaluations up to that step alone, not on when it was started.
     """
 
-    def __init__(self, context: Context, hooks: Hooks, start: InitialState, metrics: Collection[str]) -> None:
+    def __init__(
+        self, spec: TaskSpec, status: TaskPage, hooks: Hooks, start: InitialState, metrics: Collection[str]
+    ) -> None:
         """Acts on the evaluations up to the step of the state that the chief starts from, without calling the hook.
 
         Args:
             metrics: names of the run's metrics; a run that it continues may have had others.
         """
-        self._evaluate, self._optimizer = context.config.evaluate, context.config.optimizer
-        self._path, self._status, self._hooks = context.directory.evaluations, context.status, hooks
+        self._evaluate, self._optimizer = spec.config.evaluate, spec.config.optimizer
+        self._path, self._status, self._hooks = spec.directory.evaluations, status, hooks
         self._metric = evaluations.metric_of(metrics, self._evaluate.best_metric)
-        self._is_exact = context.plan.effective_strategy.is_exact and context.plan.trainers == context.plan.tasks
+        self._is_exact = spec.plan.effective_strategy.is_exact and spec.plan.trainers == spec.plan.tasks
         self._size = -1  # of the file, when it was read last
         scored = self._read(start.step)
         self._seen = len(scored)

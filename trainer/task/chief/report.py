@@ -1,6 +1,7 @@
 """Reports how training goes: history.jsonl, TensorBoard events, lines in the log, and the summary at the end."""
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +14,13 @@ from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
+from trainer.observe.task_page import TaskPage
+from trainer.plan.environment import REPORTS_PROGRESS
 from trainer.storage import history
 from trainer.storage.history import History
-from trainer.task.context import Context
 from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
+from trainer.task.spec import TaskSpec
 from trainer.task.tensorboard import Events
 
 LOG_EVERY_SECS = 5.0
@@ -30,26 +33,26 @@ class Report:
 
     def __init__(
         self,
-        context: Context,
+        spec: TaskSpec,
+        status: TaskPage,
         engine: Engine,
         metrics: MetricResults,
         history: History,
         events: Events,
         *,
         begun: int,
-        logs_progress: bool,
     ) -> None:
         """Begins.
 
         Args:
             metrics: from the sums of a step's result.
             begun: the last step that was reported.
-            logs_progress: nobody else shows the progress, so the log does.
         """
-        self._context, self._config, self._plan, self._engine = context, context.config, context.plan, engine
-        self._metrics, self._replicas = metrics, context.plan.update_batch / context.plan.replica_batch
-        self._history, self.events, self.logs_progress = history, events, logs_progress
-        self._every = Every(context.config.history.every, start=begun)
+        self._config, self._plan, self._status, self._engine = spec.config, spec.plan, status, engine
+        self._metrics, self._replicas = metrics, spec.plan.update_batch / spec.plan.replica_batch
+        self._history, self.events = history, events
+        self.logs_progress = spec.is_unsupervised or REPORTS_PROGRESS in os.environ  # nobody else shows it
+        self._every = Every(spec.config.history.every, start=begun)
         self._reported_at, self._reported_step = time.monotonic(), begun
         self._logged_at = time.monotonic()
         self._values: Mapping[str, float] = {}
@@ -85,9 +88,9 @@ class Report:
         step = tf.constant(result.step - 1, tf.int64)
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, step, float(result.reductions)))
         metrics = self._metrics([self._replicas * value for value in result.sums])
-        self._context.status.metrics = metrics
+        self._status.metrics = metrics
         if self._config.optimizer.varies_rate:
-            self._context.status.learning_rate = learning_rate
+            self._status.learning_rate = learning_rate
         self._values = values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}
         self._log_progress({**values, "step": result.step, "examples_per_second": rate}, now)
         try:
@@ -112,7 +115,7 @@ class Report:
         table = self._engine.contributions()
         if table is None:
             return
-        status, by_worker = self._context.status, staleness.to_json(table)
+        status, by_worker = self._status, staleness.to_json(table)
         status.contributions, status.dropped_as = by_worker, self._plan.effective_strategy.dropped_as
         for worker, counts in by_worker.items():
             scalars = {name: counts[name] for name in ("staleness_mean", "staleness_max", "dropped")}
@@ -120,15 +123,15 @@ class Report:
         self.events.counts(step, {f"staleness/worker:{i}": row for i, row in enumerate(staleness.histogram(table))})
 
 
-def summarize(context: Context, step: int, pace: Pace) -> dict[str, Any]:
+def summarize(spec: TaskSpec, status: TaskPage, step: int, pace: Pace) -> dict[str, Any]:
     """Returns what summary.json says of a run that has come to a step."""
-    plan, status = context.plan, context.status
+    plan = spec.plan
     first = status.first_step_at
     return {
-        "run_dir": str(context.directory.path),
+        "run_dir": str(spec.directory.path),
         "cluster": plan.cluster,
         "strategy": plan.strategy,
-        "seed": context.config.seed,
+        "seed": spec.config.seed,
         "steps": step,
         "resumed_from": None,
         "examples_per_second": round(plan.update_batch * pace.updates_per_second(), 1),

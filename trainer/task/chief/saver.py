@@ -2,27 +2,27 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.config.schema import NotFinitePolicy, RunConfig, SaveErrorPolicy
+from trainer.config.schema import NotFinitePolicy, SaveErrorPolicy
+from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
-from trainer.observe.task_page import TaskState
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.serialize import to_json
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
-from trainer.storage.journal import Save
+from trainer.storage.journal import Journal, Save
 from trainer.storage.rollbacks import record_rollback
-from trainer.storage.run_directory import RunDirectory
 from trainer.storage.table_rows import ChangedRows
 from trainer.task import table_files
-from trainer.task.context import Context
+from trainer.task.spec import TaskSpec
 
 _log = logging.getLogger(__name__)
 
@@ -31,15 +31,18 @@ _log = logging.getLogger(__name__)
 class Saver:
     """Saves snapshots as checkpoints; a state that is not sound never."""
 
-    context: Context
+    spec: TaskSpec
+    status: TaskPage
+    journal: Journal
     writer: checkpoint_writer.Writer
     generation: int
     source: str | None = None  # the checkpoint that the state was loaded from
+    tables: Sequence[BlockMemory] = ()  # the memory of rows, where this task maps it
     rows_after: Callable[[int], Any] | None = None  # the changed rows of tables that are not in memory of this task
 
     def save_if_sound(self, snapshot: Snapshot) -> None:
         """Saves between two steps; what is wrong with the state ends the run later, in all replicas alike."""
-        config, rows = self.context.config, self._changed_rows(snapshot.step)
+        config, rows = self.spec.config, self._changed_rows(snapshot.step)
         if problem := _problem(snapshot, rows, skips_bad_updates=config.train.on_not_finite is NotFinitePolicy.skip):
             _log.warning("step %d was not saved: %s", snapshot.step, problem)
             return
@@ -47,7 +50,7 @@ class Saver:
 
     @property
     def _may_fail(self) -> bool:
-        return self.context.config.checkpoint.on_error is SaveErrorPolicy("continue")
+        return self.spec.config.checkpoint.on_error is SaveErrorPolicy("continue")
 
     def save_last(self, snapshot: Snapshot) -> None:
         """Saves the final state of a run; if this fails, so does the run.
@@ -63,14 +66,14 @@ class Saver:
     def save_unless_saved(self, snapshot: Snapshot) -> None:
         """Does what `save_last` does, unless there is a checkpoint of that step."""
         self.writer.wait()
-        if not (self.context.directory.checkpoints / f"{snapshot.step:09d}").is_dir():
+        if not (self.spec.directory.checkpoints / f"{snapshot.step:09d}").is_dir():
             self.save_last(snapshot)
 
     def save_if_best(self, snapshot: Snapshot, evaluation: Evaluation) -> None:
         """Keeps a sound state whose evaluation is the best so far."""
-        folder = self.context.directory.best
+        folder = self.spec.directory.best
         best = evaluations.best(folder)
-        is_best = evaluations.is_better(evaluation, best[0] if best else None, self.context.config.evaluate)
+        is_best = evaluations.is_better(evaluation, best[0] if best else None, self.spec.config.evaluate)
         if not is_best:
             return
         rows = self._changed_rows(snapshot.step)
@@ -86,18 +89,18 @@ class Saver:
 
     def _changed_rows(self, step: int) -> ChangedRows | None:
         """Copies of the rows of tables that the newest checkpoint of this state does not have."""
-        plan = self.context.plan
+        plan = self.spec.plan
         if not plan.tables:
             return None
         self.writer.wait()  # that one may still be on its way to the disk
         base = self._newest(step)
         if self.rows_after is None:
-            return table_files.changed_rows(self.context.tables, step, base)
+            return table_files.changed_rows(self.tables, step, base)
         return table_files.received_rows(plan.table_layout, self.rows_after(base.step if base else 0), step, base)
 
     def _newest(self, step: int) -> Checkpoint | None:
         """Returns the newest checkpoint up to a step that this state went through; None: none is known."""
-        folder = self.context.directory.checkpoints
+        folder = self.spec.directory.checkpoints
         for path in [*reversed(checkpoint.finished(folder)), *([Path(self.source)] if self.source else [])]:
             with contextlib.suppress(CheckpointError):
                 found = checkpoint.read_manifest(path)
@@ -108,15 +111,15 @@ class Saver:
 
     def _save(self, snapshot: Snapshot, rows: ChangedRows | None, on_error: checkpoint_writer.OnError | None) -> None:
         """Begins to save, once the save before is on disk."""
-        status = self.context.status
-        self.context.journal.write(Save(self.generation, snapshot.step))
+        status = self.status
+        self.journal.write(Save(self.generation, snapshot.step))
         before, status.state = status.state, TaskState.saving  # on a slow disk the save before takes long
         tensors = snapshot.to_tensors()
         self.writer.save(snapshot.step, self.generation, self._facts(snapshot), tensors, on_error=on_error, rows=rows)
         status.state = before
 
     def _facts(self, snapshot: Snapshot) -> dict[str, Any]:
-        config, plan, status = self.context.config, self.context.plan, self.context.status
+        config, plan, status = self.spec.config, self.spec.plan, self.status
         facts: dict[str, Any] = {
             "model": config.model.name,
             "optimizer": config.optimizer.name.value,
@@ -140,7 +143,7 @@ class Saver:
         Args:
             step: whose update was skipped.
         """
-        directory = self.context.directory
+        directory = self.spec.directory
         self.writer.wait()
         saved = checkpoint.finished(directory.checkpoints)
         record_rollback(directory.rollbacks, step=step, checkpoint=int(saved[-1].name) if saved else None)
@@ -163,20 +166,17 @@ def _log_and_continue(error: OSError) -> None:
     _log.warning("%s: %s; training continues until the next save is due", error.filename, error.strerror)
 
 
-def make_writer(
-    config: RunConfig, directory: RunDirectory, *, has_frozen: bool, is_read: bool
-) -> checkpoint_writer.Writer:
+def make_writer(spec: TaskSpec, *, is_read: bool) -> checkpoint_writer.Writer:
     """Returns the writer of the run's checkpoints.
 
     Args:
-        has_frozen: whether there is something that training never changes.
         is_read: whether an evaluator task scores each of them, and they stay until it has.
     """
-    keep = config.checkpoint.keep
-    shared = [directory.frozen] if has_frozen and directory.frozen.exists() else []
+    keep, directory = spec.config.checkpoint.keep, spec.directory
+    shared = [directory.frozen] if spec.plan.frozen.sha256 and directory.frozen.exists() else []
     if not is_read:
         return checkpoint_writer.Writer(directory.checkpoints, keep=keep, shared=shared)
     # A launcher ends the run when the evaluator fails; without a launcher the disk could fill up.
-    at_most = None if config.job is None else evaluations.WAITING_AT_MOST
+    at_most = evaluations.WAITING_AT_MOST if spec.is_unsupervised else None
     release = evaluations.release_when_scored(directory.evaluations, waiting_at_most=at_most)
     return checkpoint_writer.Writer(directory.checkpoints, keep=keep, release=release, shared=shared)

@@ -1,6 +1,5 @@
 """What worker 0 does beside its replica, put together: saves, evaluations, reports and hooks between steps."""
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from trainer.engine.engine import Engine
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.mapping import map_rows
+from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.plan.environment import REPORTS_PROGRESS
+from trainer.observe.task_page import TaskPage
 from trainer.storage import checkpoint
 from trainer.storage.history import History
 from trainer.task.chief.ending import Hooks
@@ -21,11 +21,12 @@ from trainer.task.chief.judge import Judge
 from trainer.task.chief.mailbox import Mailbox
 from trainer.task.chief.report import Report
 from trainer.task.chief.saver import Saver, make_writer
-from trainer.task.context import Context
 from trainer.task.evaluator.score import Evaluator
 from trainer.task.loop import AfterStep, BetweenSteps
 from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every
+from trainer.task.runtime import TaskRuntime
+from trainer.task.spec import TaskSpec
 from trainer.task.tensorboard import Events
 from trainer.workload.objective import Objective
 
@@ -55,7 +56,10 @@ def _on_snapshot(
 class Chief:
     """The chief's actions, and the files that they write to."""
 
+    spec: TaskSpec
+    status: TaskPage
     engine: Engine
+    tables: Sequence[BlockMemory]  # the memory of rows, where this task maps it
     saver: Saver
     evaluation: ChiefEvaluation | None  # none where an evaluator task scores every checkpoint
     report: Report
@@ -66,30 +70,36 @@ class Chief:
 
 
 def assemble(
-    context: Context, engine: Engine, objective: Objective, evaluator: Evaluator | None, start: InitialState
+    spec: TaskSpec,
+    runtime: TaskRuntime,
+    engine: Engine,
+    objective: Objective,
+    tables: Sequence[BlockMemory],
+    evaluator: Evaluator | None,
+    start: InitialState,
 ) -> Chief:
     """Opens the run's files, makes the chief's actions and reports what an earlier chief did not."""
-    config, directory = context.config, context.directory
-    has_frozen = bool(context.plan.frozen.sha256)
-    writer = make_writer(config, directory, has_frozen=has_frozen, is_read=evaluator is None)
-    rows_after = engine.changed_rows if isinstance(engine, ShardedEngine) and not context.tables else None
-    saver = Saver(context, writer, engine.generation, start.checkpoint, rows_after)
-    if context.plan.has_shard_hosts and context.tables:  # or the first save, for which all others wait, would do it
-        threading.Thread(target=map_rows, args=[context.tables], daemon=True).start()
+    config, plan, directory, status = spec.config, spec.plan, spec.directory, runtime.status
+    writer = make_writer(spec, is_read=evaluator is None)
+    rows_after = engine.changed_rows if isinstance(engine, ShardedEngine) and not tables else None
+    saver = Saver(spec, status, runtime.journal, writer, engine.generation, start.checkpoint, tables, rows_after)
+    if plan.has_shard_hosts and tables:  # or the first save, for which all others wait, would do it
+        threading.Thread(target=map_rows, args=[tables], daemon=True).start()
     history, events = History(directory.history, start=start.step), Events(directory.events, start=start.step)
     report = Report(
-        context,
+        spec,
+        status,
         engine,
         MetricResults(objective),
         history,
         events,
         begun=history.last_step if start.missed else start.step,
-        logs_progress=config.job is not None or REPORTS_PROGRESS in os.environ,
     )
     saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if start.is_adopted else []
     saved_until = max(saved, default=0) if start.is_adopted else start.step
-    evaluation = make_evaluation(context, saver, evaluator, events, start) if evaluator else None
-    hooks = Hooks(config.user, context.status)
+    evaluation = make_evaluation(spec, status, saver, evaluator, events, start) if evaluator else None
+    hooks = Hooks(config.user, status)
+    histogram_every = config.history.histogram_every
     mailbox, saves = Mailbox(directory), Every(config.checkpoint.every, start=saved_until)
     actions: list[tuple[IsDue, OnSnapshot]] = [
         (lambda step: mailbox.takes_save() | saves.is_due(step), saver.save_if_sound),  # one save serves both
@@ -97,20 +107,16 @@ def assemble(
     ]
     if evaluation:
         actions.append((Every(config.evaluate.every, start=start.step).is_due, evaluation.run_and_log))
-    actions.append((Every(config.history.histogram_every, start=start.step).is_due, report.write_parameters))
+    actions.append((Every(histogram_every, start=start.step).is_due, report.write_parameters))
     for result in start.missed:
         report.update(result)
-    judge = Judge(context, hooks, start, objective.metric_names())
-    hooks.follow(start.result, is_asked=context.stop.requested)
-    if evaluation and start.step < context.plan.steps and evaluation.is_missing(start.step, config.evaluate.every):
+    judge = Judge(spec, status, hooks, start, objective.metric_names())
+    hooks.follow(start.result, is_asked=runtime.stop.requested)
+    if evaluation and start.step < plan.steps and evaluation.is_missing(start.step, config.evaluate.every):
         evaluation.run_and_log(engine.snapshot())
         engine.release()
         judge.poll(start.step)
-    if (
-        start.is_adopted
-        and start.step
-        and Every(config.history.histogram_every, start=start.step - 1).is_due(start.step)
-    ):
+    if start.is_adopted and start.step and Every(histogram_every, start=start.step - 1).is_due(start.step):
         report.write_parameters(engine.snapshot())  # an earlier chief may not have written them
         engine.release()
     between = [lambda _: writer.poll(), _on_snapshot(engine, actions, evaluation)]
@@ -124,4 +130,4 @@ def assemble(
                 hooks.call("on_step", result.step, {"loss": result.loss, **report.values_at(result.step)})
 
         after.append(call_on_step)
-    return Chief(engine, saver, evaluation, report, between, after, hooks, judge)
+    return Chief(spec, status, engine, tables, saver, evaluation, report, between, after, hooks, judge)

@@ -10,29 +10,26 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.observe.peers import PeerError, read_status
-from trainer.observe.task_page import TaskState
-from trainer.plan.plan import Task
+from trainer.observe.peers import PeerError
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.beside import AbandonedError
-from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of, make_evaluator, tables_for
+from trainer.task.other_tasks import ChiefStatus, roll_call
+from trainer.task.runtime import TaskRuntime, collect_garbage_from_now_on
+from trainer.task.spec import TaskSpec
 from trainer.workload.build import open_workload
 
 POLL_SECS = 0.2
-CHIEF_POLL_SECS = 1.0
 GONE_SECS = 60.0  # without an answer: more than a busy chief needs, or one that a scheduler restarts
-# States of a chief that has already moved away the files that it does not continue.
-BEGUN = (TaskState.training, TaskState.waiting_for_data, TaskState.evaluating, TaskState.done)
 
 
-def run(context: Context) -> bool:
+def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
     """Scores checkpoints until the last one has its score, or this task is asked to stop; returns whether it was.
 
     Raises:
@@ -41,16 +38,17 @@ def run(context: Context) -> bool:
         OSError: if the run directory is missing, or cannot be written.
     """
     collect_garbage_from_now_on()
-    config, directory, steps, stop = context.config, context.directory, context.plan.steps, context.stop
+    config, directory, steps = spec.config, spec.directory, spec.plan.steps
+    status, stop = runtime.status, runtime.stop
     starts_elsewhere = config.resume != "auto" and not directory.has_loaded()
     finder = Finder(directory.checkpoints, may_be_moved=starts_elsewhere)  # before the chief saves any
     # The first session decides the size of this process's thread pools.
-    devices = tf.compat.v1.Session(graph=tf.Graph(), config=context.session_config([]))
-    context.status.is_listening = True
-    scorer = _make_scorer(context)
-    chief = ChiefStatus(context.plan.task("worker", 0))
+    devices = tf.compat.v1.Session(graph=tf.Graph(), config=spec.session_config())
+    status.is_listening = True
+    scorer = _make_scorer(spec, status)
+    chief = ChiefStatus(spec.chief)
     if starts_elsewhere or not (_has(directory.checkpoints, steps) or _has_ended_early(directory)):
-        _meet(context, chief.task)
+        _meet(spec, status)
     stop.let_step_finish()
     while not stop.requested:
         for path in scorer.unscored(finder.find(chief_has_begun=chief.has_begun)):
@@ -60,7 +58,7 @@ def run(context: Context) -> bool:
                 scorer.score(path)
         if scorer.last_step >= steps or stop.requested:
             break
-        context.status.state = TaskState.waiting
+        status.state = TaskState.waiting
         if _has_ended_early(directory) and not scorer.unscored(finder.find(chief_has_begun=True)):
             break
         if chief.poll() > GONE_SECS:
@@ -73,28 +71,26 @@ def run(context: Context) -> bool:
     return stop.requested
 
 
-def _make_scorer(context: Context) -> CheckpointScorer:
-    workload = open_workload(context.config, context.plan, context.directory.frozen)
-    context.directory.discard_described()
-    plan, device = context.plan, "/gpu:0" if context.task.gpus else "/cpu:0"
+def _make_scorer(spec: TaskSpec, status: TaskPage) -> CheckpointScorer:
+    config, plan, directory = spec.config, spec.plan, spec.directory
+    workload = open_workload(config, plan, directory.frozen)
+    directory.discard_described()
+    device = "/gpu:0" if spec.task.gpus else "/cpu:0"
     rows, tables = tables_for(plan, workload)
-    evaluator = make_evaluator(context.config, workload, device, tables)
-    evaluator.connect("", context.session_config([]))
-    frozen = plan.frozen.sha256
-    return CheckpointScorer(
-        context.config, context.directory, workload, evaluator, context.status, frozen=frozen, rows=rows
-    )
+    evaluator = make_evaluator(config, workload, device, tables)
+    evaluator.connect("", spec.session_config())
+    return CheckpointScorer(config, directory, workload, evaluator, status, frozen=plan.frozen.sha256, rows=rows)
 
 
-def _meet(context: Context, chief: Task) -> None:
+def _meet(spec: TaskSpec, status: TaskPage) -> None:
     """Returns when the chief of this run is up, and its directory is visible here."""
-    directory, deadline_secs, began = context.directory, context.config.timeouts.roll_call_secs, time.monotonic()
-    context.roll_call([chief.name], until="is_listening")
-    while not directory.path.is_dir():
+    path, deadline_secs, began = spec.directory.path, spec.config.timeouts.roll_call_secs, time.monotonic()
+    roll_call(spec, status, [spec.chief.name], until="is_listening")
+    while not path.is_dir():
         if time.monotonic() - began > deadline_secs:
             raise FileNotFoundError(
-                f"{directory.path} has not appeared after {deadline_secs:g} s, although {chief.name} is up; "
-                f"{context.task.name} reads the checkpoints where the chief writes them: mount the directory of "
+                f"{path} has not appeared after {deadline_secs:g} s, although {spec.chief.name} is up; "
+                f"{spec.task.name} reads the checkpoints where the chief writes them: mount the directory of "
                 "run=PATH in both"
             )
         time.sleep(POLL_SECS)
@@ -119,31 +115,6 @@ def _describe_gone(chief: ChiefStatus, directory: RunDirectory, steps: int) -> s
         f"{chief.step} of {steps}, and {last} does not exist. The same command continues; if training has ended, mount "
         f"the directory that {chief.task.name} wrote"
     )
-
-
-class ChiefStatus:
-    """What the chief's status page says, and for how long the chief has been silent."""
-
-    def __init__(self, task: Task, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.task, self._now = task, now
-        self.step, self.has_begun = 0, False
-        self._polled_at = now() - CHIEF_POLL_SECS
-        self._silent_since: float | None = None
-
-    def poll(self) -> float:
-        """Reads the chief's page, unless it was read just now; returns for how many seconds it has been silent."""
-        now = self._now()
-        if now - self._polled_at >= CHIEF_POLL_SECS:
-            self._polled_at = now
-            try:
-                page = read_status(self.task.control, timeout_secs=2.0)
-            except (OSError, ValueError):
-                # Not since its last answer: while a checkpoint was scored nobody asked.
-                self._silent_since = now if self._silent_since is None else self._silent_since
-            else:
-                self._silent_since = None
-                self.step, self.has_begun = page.step, self.has_begun or page.state in BEGUN
-        return 0.0 if self._silent_since is None else now - self._silent_since
 
 
 class Finder:
