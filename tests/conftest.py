@@ -27,6 +27,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_GRPC_WORKER_CACHE_QUEUES", "4")  # or each server of a test keeps 64 threads for ever
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as in tasks, whose bits are compared with those of the tests
 
+pytest_plugins = ["snapshots"]
 MOST_WORKERS = 8  # of pytest
 NEEDS_DOCKER = "TRAINER_TESTS_NEED_DOCKER"  # set where tests of containers must run: CI
 

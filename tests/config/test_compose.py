@@ -22,7 +22,6 @@ from trainer.config.schema import Mode, OptimizerName, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 
 ROOT = Path(__file__).parents[2]
-MODES = ", ".join(Mode.__members__)
 USER_FILE = """
 raise RuntimeError("this file must only be read")
 WIDTH = 8
@@ -336,18 +335,18 @@ def test_multirun_goes_on_after_a_failed_run_and_exits_with_its_code(here, monke
 
 
 @pytest.mark.slow
-def test_multirun_starts_nothing_if_the_config_of_one_run_is_bad(here, monkeypatch, capsys):
+def test_multirun_starts_nothing_if_the_config_of_one_run_is_bad(here, monkeypatch, capsys, snapshot):
     def main(config):
         raise AssertionError("a run was started")
 
     assert run(monkeypatch, "-m", "train.steps=5,-1", main=main) == 2
-    assert capsys.readouterr().err == "train.steps: -1 is out of range; it must be at least 1\n    e.g. train.steps=1\n"
+    assert capsys.readouterr().err == snapshot
 
 
 @pytest.mark.slow
-def test_runs_of_a_multirun_may_not_share_a_run_directory(here, monkeypatch, capsys):
+def test_runs_of_a_multirun_may_not_share_a_run_directory(here, monkeypatch, capsys, snapshot):
     assert run(monkeypatch, "-m", "run=a", "seed=0,1") == 2
-    assert "run: 2 runs of this --multirun share the directory a" in capsys.readouterr().err
+    assert capsys.readouterr().err == snapshot
     assert run(monkeypatch, "-m", "run=a,b") == 0
 
 
@@ -441,25 +440,10 @@ def test_a_first_word_that_is_a_mode_is_that_mode(here, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        (
-            ["plan", "mode=train"],
-            "plan mode=train: plan and mode=train are two commands\n    type plan or mode=train\n",
-        ),
-        (
-            ["trian"],
-            f"trian: unknown command; available: {MODES}, and settings are key=value\n    did you mean train?\n",
-        ),
-        (["Plan", "cluster=2ps4w"], "did you mean plan?\n"),
-        (["cluster=2ps4w", "plan"], "plan: is a command, and commands come first\n    type trainer plan ...\n"),
-        (["async"], "unknown command; available: train, plan, "),
-    ],
-)
-def test_a_first_word_that_is_no_mode_is_refused(here, monkeypatch, capsys, arguments, answer):
-    assert run(monkeypatch, *arguments) == 2
-    assert answer in capsys.readouterr().err
+@pytest.mark.parametrize("typed", ["plan mode=train", "trian", "Plan cluster=2ps4w", "cluster=2ps4w plan", "async"])
+def test_a_first_word_that_is_no_mode_is_refused(here, monkeypatch, capsys, snapshot, typed):
+    assert run(monkeypatch, *typed.split()) == 2
+    assert capsys.readouterr().err == snapshot
 
 
 def test_the_version_is_the_trainers_own(here, monkeypatch, capsys):

@@ -1,0 +1,193 @@
+"""Messages are written out in files that `pytest -n 0 --rewrite-snapshots` writes, one in each folder of tests.
+
+A test says which kind of error it expects, or which codes of problems; the words are compared with messages.txt beside
+it. Whoever changes a sentence rewrites the files of the tests that fail, and reads the change in the diff:
+
+    pytest -n 0 --rewrite-snapshots tests/plan
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.faults.exit_codes import TrainerError
+from trainer.faults.problems import ConfigError
+
+CHECKOUT = str(Path(__file__).parents[1])
+INDENT = "    "
+ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}\b")
+
+
+def cases(table: dict[str, Any]) -> list[Any]:
+    """Returns the parameters (codes, case) of a table: by the codes of its problems, a list or a mapping of cases."""
+    return [
+        pytest.param(codes, group[case] if isinstance(group, dict) else case, id=case[:60])
+        for codes, group in table.items()
+        for case in group
+    ]
+
+
+class SnapshotFile:
+    """The texts of one folder's tests, by `module::test` and the number of the comparison in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.texts = parse(path.read_text()) if path.exists() else {}
+
+    def forget(self, is_stale: Callable[[str], bool]) -> None:
+        """Leaves out the texts with these names."""
+        self.texts = {name: text for name, text in self.texts.items() if not is_stale(name)}
+
+    def write(self) -> None:
+        """Writes the texts of tests that ran, and those that the file had of others."""
+        content = "\n".join(f"{name}\n{_indented(self.texts[name])}" for name in sorted(self.texts))
+        self.path.write_text(content) if content else self.path.unlink(missing_ok=True)
+
+
+def parse(content: str) -> dict[str, str]:
+    """Returns the texts of a snapshot file by their names: unindented lines, with the indented text below each."""
+    texts: dict[str, list[str]] = {}
+    for line in content.splitlines():
+        if line and not line.startswith(INDENT):
+            texts[line] = lines = []
+        else:
+            lines.append(line.removeprefix(INDENT))
+    return {name: "\n".join(lines).removesuffix("\n") for name, lines in texts.items()}
+
+
+def case_of(name: str) -> str:
+    """Returns the name of a text without the number of the comparison."""
+    return re.sub(r" #\d+$", "", name)
+
+
+def _indented(text: str) -> str:
+    return "".join(f"{INDENT}{line}\n" if line else "\n" for line in text.split("\n"))
+
+
+class Snapshot:
+    """What a test compares texts with: each comparison with the next text of the test in its folder's file."""
+
+    def __init__(self, file: SnapshotFile, name: str, places: dict[str, str], is_rewriting: bool) -> None:
+        self.file, self.name, self.places, self.is_rewriting = file, name, places, is_rewriting
+        self.compared = 0
+        self.expected: str | None = None
+        self.found = ""
+        if is_rewriting:
+            file.forget(lambda key: case_of(key) == name)
+
+    def __eq__(self, value: object) -> bool:
+        self.compared += 1
+        key = self.name if self.compared == 1 else f"{self.name} #{self.compared}"
+        self.found = self._text_of(value)
+        if self.is_rewriting:
+            self.file.texts[key] = self.found
+        self.expected = self.file.texts.get(key)
+        return self.found == self.expected
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _text_of(self, value: object) -> str:
+        """Returns the lines of a text or of several, without what differs from machine to machine."""
+        if isinstance(value, dict):
+            value = [f"{key}: {text}" for key, text in value.items()]
+        text = value if isinstance(value, str) else "\n".join(map(str, value))  # type: ignore[call-overload]
+        for pattern, name in self.places.items():
+            text = re.sub(pattern, name, text)
+        return "\n".join(line.rstrip() for line in ADDRESS.sub("0x...", text).rstrip("\n").split("\n"))
+
+    def differences(self) -> list[str]:
+        """Returns what the comparison that failed found, for pytest to show."""
+        before = [] if self.expected is None else self.expected.split("\n")
+        lines = difflib.unified_diff(before, self.found.split("\n"), str(self.file.path), "this test", lineterm="", n=2)
+        return [
+            "the text is not that of the snapshot; if it should be:",
+            f"pytest -n 0 --rewrite-snapshots {self.file.path.parent}/{self.name}",
+            *lines,
+        ]
+
+
+class Plugin:
+    """Adds the option, the fixtures, and the writing at the end of a session."""
+
+    def __init__(self, is_rewriting: bool) -> None:
+        self.is_rewriting = is_rewriting
+        self.files: dict[Path, SnapshotFile] = {}
+
+    @pytest.fixture
+    def snapshot(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+        """Compares a text, or a list or mapping of texts, with what the folder's messages.txt has of this test."""
+        path = request.path.with_name("messages.txt")
+        file = self.files.setdefault(path, SnapshotFile(path))
+        places = {re.escape(str(tmp_path_factory.getbasetemp())) + r"/\w+": "TMP", re.escape(CHECKOUT): "CHECKOUT"}
+        name = f"{request.path.name}::{request.node.name}"
+        return Snapshot(file, name, places, self.is_rewriting)
+
+    @pytest.fixture
+    def raises(self, snapshot: Snapshot) -> Callable[..., Any]:
+        """raises(Error): a block that must raise it, with the message of the snapshot."""
+
+        @contextlib.contextmanager
+        def catch(error: type[BaseException]) -> Iterator[pytest.ExceptionInfo[BaseException]]:
+            with pytest.raises(error) as caught:
+                yield caught
+            assert str(caught.value) == snapshot
+
+        return catch
+
+    @pytest.fixture
+    def refused(self, snapshot: Snapshot) -> Callable[..., Any]:
+        """refused(expected, function, *arguments): expects the codes of problems, or an error's exit code.
+
+        The codes are separated by spaces. Returns the error.
+        """
+
+        def refuse(expected: str | int, function: Callable[..., Any], *arguments: Any, **named: Any) -> Exception:
+            with pytest.raises(ConfigError if isinstance(expected, str) else TrainerError) as caught:
+                function(*arguments, **named)
+            error = caught.value
+            if isinstance(error, ConfigError):
+                assert sorted(problem.code for problem in error.problems) == sorted(str(expected).split())
+            else:
+                assert error.exit_code == expected
+            assert str(error) == snapshot
+            return error
+
+        return refuse
+
+    @pytest.hookimpl(tryfirst=True)  # before cases are left out by their markers
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Forgets the texts of cases that a test no longer has, if all of its cases were asked for."""
+        if self.is_rewriting and not any("[" in argument for argument in config.args):
+            names = {f"{item.path.name}::{item.name}" for item in items}
+            tests = {name.partition("[")[0] for name in names}
+            for path in {item.path.with_name("messages.txt") for item in items}:
+                self.files[path] = SnapshotFile(path)
+                self.files[path].forget(
+                    lambda key: case_of(key) not in names and case_of(key).partition("[")[0] in tests
+                )
+
+    def pytest_assertrepr_compare(self, left: object, right: object) -> list[str] | None:
+        return right.differences() if isinstance(right, Snapshot) else None
+
+    def pytest_sessionfinish(self) -> None:
+        if self.is_rewriting:
+            for file in self.files.values():
+                file.write()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite-snapshots", action="store_true", help="write messages.txt anew; with -n 0")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_rewriting = config.getoption("rewrite_snapshots")
+    if is_rewriting and hasattr(config, "workerinput"):
+        raise pytest.UsageError("--rewrite-snapshots needs -n 0: each worker would write the files")
+    config.pluginmanager.register(Plugin(is_rewriting))

@@ -1,0 +1,54 @@
+"""The files of messages, and the tests that compare with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from snapshots import Snapshot, SnapshotFile, parse
+
+TESTS = Path(__file__).parent
+FILES = sorted(TESTS.rglob("messages.txt"))
+
+
+def snapshot(folder: Path, name: str = "test_a.py::test_b[c]", is_rewriting: bool = False) -> Snapshot:
+    return Snapshot(SnapshotFile(folder / "messages.txt"), name, {str(folder): "TMP"}, is_rewriting)
+
+
+def test_what_was_written_is_found_again(tmp_path):
+    writing = snapshot(tmp_path, is_rewriting=True)
+    assert writing == f"two lines of {tmp_path}\n\n    at 0x7f00aa11bb22\n"
+    assert writing == {"a": 1, "b": 2}
+    writing.file.write()
+    assert (tmp_path / "messages.txt").read_text() == (
+        "test_a.py::test_b[c]\n    two lines of TMP\n\n        at 0x...\n\n"
+        "test_a.py::test_b[c] #2\n    a: 1\n    b: 2\n"
+    )
+    reading = snapshot(tmp_path)
+    assert reading == f"two lines of {tmp_path}\n\n    at 0x7f00aa11bb33"
+    assert reading == ["a: 1", "b: 2"]
+
+
+def test_another_text_or_one_comparison_too_many_is_a_difference(tmp_path):
+    writing = snapshot(tmp_path, is_rewriting=True)
+    assert writing == "a"
+    writing.file.write()
+    reading = snapshot(tmp_path)
+    assert reading != "b"
+    assert reading.differences()[-2:] == ["-a", "+b"]
+    assert reading != "a"
+
+
+def test_a_text_that_is_written_again_replaces_those_of_its_test_alone(tmp_path):
+    for name, text in (("test_a.py::test_b", "b"), ("test_a.py::test_c", "c"), ("test_a.py::test_b", "new")):
+        writing = snapshot(tmp_path, name, is_rewriting=True)
+        assert writing == text
+        writing.file.write()
+    assert SnapshotFile(tmp_path / "messages.txt").texts == {"test_a.py::test_b": "new", "test_a.py::test_c": "c"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_every_text_belongs_to_a_test(path):
+    for name in parse(path.read_text()):
+        module, test = name.partition("[")[0].split(" #")[0].split("::")
+        assert f"def {test}(" in (path.parent / module).read_text()
