@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.faults.exit_codes import TrainerError
-from trainer.faults.problems import ConfigError
+from trainer.faults.problems import ConfigError, Problem
 
 CHECKOUT = str(Path(__file__).parents[1])
 INDENT = "    "
@@ -65,6 +65,10 @@ def parse(content: str) -> dict[str, str]:
 def case_of(name: str) -> str:
     """Returns the name of a text without the number of the comparison."""
     return re.sub(r" #\d+$", "", name)
+
+
+def codes_of(problems: Iterable[Problem]) -> list[str]:
+    return sorted(problem.code for problem in problems)
 
 
 def _indented(text: str) -> str:
@@ -143,21 +147,27 @@ class Plugin:
 
     @pytest.fixture
     def refused(self, snapshot: Snapshot) -> Callable[..., Any]:
-        """refused(expected, function, *arguments): expects the codes of problems, or an error's exit code.
+        """refused(expected, function, *arguments): expects the codes of problems, separated by spaces, or an exit code.
 
-        The codes are separated by spaces. Returns the error.
+        The problems are raised, or returned by a check. Returns them.
         """
 
-        def refuse(expected: str | int, function: Callable[..., Any], *arguments: Any, **named: Any) -> Exception:
-            with pytest.raises(ConfigError if isinstance(expected, str) else TrainerError) as caught:
-                function(*arguments, **named)
-            error = caught.value
-            if isinstance(error, ConfigError):
-                assert sorted(problem.code for problem in error.problems) == sorted(str(expected).split())
-            else:
-                assert error.exit_code == expected
-            assert str(error) == snapshot
-            return error
+        def refuse(expected: str | int, function: Callable[..., Any], *arguments: Any, **named: Any) -> list[Problem]:
+            if isinstance(expected, int):
+                with pytest.raises(TrainerError) as raised:
+                    function(*arguments, **named)
+                assert raised.value.exit_code == expected
+                assert str(raised.value) == snapshot
+                return []
+            try:
+                problems = function(*arguments, **named)
+            except ConfigError as error:
+                problems = error.problems
+            assert isinstance(problems, Iterable), "it was not refused"
+            problems = list(problems)
+            assert codes_of(problems) == sorted(expected.split())
+            assert problems == snapshot
+            return problems
 
         return refuse
 

@@ -73,9 +73,11 @@ def lines(folder: str) -> int:
 
 
 def quotes_a_sentence(node: ast.AST) -> bool:
-    """Whether a text in it, or an f-string without its values, has four words in a row."""
-    texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-    return any(isinstance(text, str) and SENTENCE.search(text) for text in texts)
+    """Whether a text in it, or an f-string without its values, has four words in a row; not names of cases."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and SENTENCE.search(node.value) is not None
+    parts = node.values if isinstance(node, ast.Dict) else ast.iter_child_nodes(node)
+    return any(map(quotes_a_sentence, parts))
 
 
 def expectations(test: ast.FunctionDef, tables: dict[str, ast.AST]) -> Iterator[ast.AST]:

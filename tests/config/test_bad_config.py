@@ -153,7 +153,7 @@ OVERRIDES = {
 
 @pytest.mark.parametrize(("codes", "override"), cases(OVERRIDES))
 def test_an_invalid_override_is_explained_with_a_remedy_that_can_be_typed(refused, codes, override):
-    for problem in refused(codes, load, [override]).problems:
+    for problem in refused(codes, load, [override]):
         assert all([problem.key, problem.message, problem.remedy])
         meant = re.search(r"^(?:e\.g\. |did you mean )?(?!user=)([a-z_.]+=[^ ]*?)\??$", problem.remedy)
         if meant and "VALUE" not in meant[1]:

@@ -59,13 +59,13 @@ def test_the_more_literal_of_two_matching_pins_wins():
     assert paths(placed) == [["dense0"], ["dense1"]]
 
 
-def test_a_pin_that_matches_nothing_names_the_nearest_parameters():
-    with pytest.raises(ValueError, match="pin 'dense/kernal' matches no parameter; the nearest are dense/kernel"):
+def test_a_pin_that_matches_nothing_names_the_nearest_parameters(raises):
+    with raises(ValueError):
         place([Parameter("dense/kernel", (4,), True)], PS, pins={"dense/kernal": 0})
 
 
-def test_a_pin_to_an_unknown_shard_is_refused():
-    with pytest.raises(ValueError, match=r"pin 'a' names shard 2; available: shards 0\.\.1"):
+def test_a_pin_to_an_unknown_shard_is_refused(raises):
+    with raises(ValueError):
         place(parameters(a=16), PS, pins={"a": 2})
 
 
@@ -254,13 +254,10 @@ def imbalance(plan: Plan) -> list[str]:
     return [str(warning) for warning in plan.warnings if warning.key == "placement"]
 
 
-def test_a_plan_warns_of_a_parameter_that_outweighs_all_others_and_says_how_to_cut_it():
+def test_a_plan_warns_of_a_parameter_that_outweighs_all_others_and_says_how_to_cut_it(snapshot):
     sizes = {"a": 2**18, "b": 2**18, "table": 10 * 2**18}  # 1, 1 and 10 MiB: 4 each are even
     (warning,) = imbalance(planned("placement.max_part_mib=null", **sizes))
-    assert warning.split("\n") == [
-        "placement: ps:0 holds 83% of the bytes, and table alone 83%",
-        "    type placement.max_part_mib=4 to split it into parts",
-    ]
+    assert warning.split("\n") == snapshot
 
 
 def test_the_remedy_of_the_warning_works():
@@ -274,20 +271,20 @@ def test_the_remedy_of_the_warning_works():
     ]
 
 
-def test_an_even_share_below_a_mib_has_two_digits():
+def test_an_even_share_below_a_mib_has_two_digits(snapshot):
     sizes = {"a": 1000, "b": 1000, "table": 70_000}  # padded: 72,016 floats
     (warning,) = imbalance(planned("placement.max_part_mib=null", **sizes))
-    assert warning.endswith("type placement.max_part_mib=0.092 to split it into parts")
+    assert warning == snapshot
 
 
-def test_a_plan_warns_of_a_shard_that_pins_made_heavy():
+def test_a_plan_warns_of_a_shard_that_pins_made_heavy(snapshot):
     (warning,) = imbalance(planned("placement.pins={big*:2}", big0=40_000, big1=40_000, a=16, b=16))
-    assert warning.endswith("type placement.name=greedy and leave out placement.pins")
+    assert warning == snapshot
 
 
-def test_to_cut_a_parameter_is_no_remedy_where_its_pin_holds_for_all_parts():
+def test_to_cut_a_parameter_is_no_remedy_where_its_pin_holds_for_all_parts(snapshot):
     (warning,) = imbalance(planned("placement.pins={table:2}", table=100_000, a=16, b=16))
-    assert warning.endswith("type placement.name=greedy and leave out placement.pins")
+    assert warning == snapshot
 
 
 def test_a_plan_does_not_warn_of_the_imbalance_of_a_small_model():

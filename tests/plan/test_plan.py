@@ -87,17 +87,15 @@ def test_a_plan_with_devices_survives_being_written_and_read():
     assert plan.replicas == 4
 
 
-def test_a_batch_that_cannot_be_divided_names_the_nearest_sizes():
-    with pytest.raises(ConfigError, match="255 examples cannot be divided evenly among 4 .*sizes are 252 or 256"):
-        planned("cluster=2ps4w", "train.batch_size=255")
+def test_a_batch_that_cannot_be_divided_names_the_nearest_sizes(refused):
+    refused("train.batch_size/not-divisible", planned, "cluster=2ps4w", "train.batch_size=255")
 
 
-def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ConfigError, match="one global batch takes 8008 examples, but the data has 8000"):
-        planned("cluster=2ps4w", "train.batch_size=8008")
+def test_a_batch_larger_than_the_data_is_refused(refused):
+    refused("train.batch_size/over-capacity", planned, "cluster=2ps4w", "train.batch_size=8008")
 
 
-def test_a_model_with_a_batch_size_of_its_own_gets_batches_of_it():
+def test_a_model_with_a_batch_size_of_its_own_gets_batches_of_it(snapshot):
     fixed = replace(MODEL, model_batch=8)
     assert planned("cluster=1ps2w", "train.batch_size=16", "evaluate.batch_size=8", model=fixed)
     with pytest.raises(ConfigError) as raised:
@@ -107,105 +105,80 @@ def test_a_model_with_a_batch_size_of_its_own_gets_batches_of_it():
         ("evaluate.batch_size", "type evaluate.batch_size=8"),
         ("data.name", "leave 1 of them out"),
     ]
-    assert "48 make batches of 24; the model takes batches of 8 examples" in str(raised.value)
+    assert str(raised.value) == snapshot
 
 
-def test_sync_without_tasks_to_hold_the_shards_is_refused():
-    with pytest.raises(ConfigError, match="sync needs tasks that hold the shards"):
-        planned("strategy=sync")
+def test_sync_without_tasks_to_hold_the_shards_is_refused(refused):
+    refused("strategy/conflict", planned, "strategy=sync")
 
 
-def test_local_with_several_tasks_is_refused():
-    with pytest.raises(ConfigError, match="local is one process, but cluster=1ps2w has 3 tasks"):
-        planned("cluster=1ps2w", "strategy=local")
+def test_local_with_several_tasks_is_refused(refused):
+    refused("strategy/conflict", planned, "cluster=1ps2w", "strategy=local")
 
 
 @pytest.mark.parametrize("quorum", ["0", "5"])
-def test_a_quorum_that_cannot_be_met_is_refused(quorum):
-    with pytest.raises(ConfigError, match=rf"strategy.quorum: {quorum} is out of range; it must be 1\.\.4"):
-        planned("cluster=1ps4w", f"strategy.quorum={quorum}")
+def test_a_quorum_that_cannot_be_met_is_refused(quorum, refused):
+    refused("strategy.quorum/out-of-range", planned, "cluster=1ps4w", f"strategy.quorum={quorum}")
 
 
 def test_a_quorum_may_be_all():
     assert planned("cluster=1ps4w", "strategy=backup", "strategy.quorum=4").quorum == 4
 
 
-def test_a_quorum_below_all_is_not_sync():
-    with pytest.raises(ConfigError, match="sync does not use it; backup does, and waits for 3 of the 4 replicas"):
-        planned("cluster=1ps4w", "strategy.quorum=3")
+def test_a_quorum_below_all_is_not_sync(refused):
+    refused("strategy.quorum/no-effect", planned, "cluster=1ps4w", "strategy.quorum=3")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "codes"),
     [
-        (["strategy=async"], "async needs tasks that hold the shards, but cluster=local has neither ps"),
-        (["strategy=all_reduce"], "all_reduce runs between workers, but cluster=local has none"),
-        (["strategy=all_reduce", "cluster=2ps4w"], "all_reduce has no parameter servers, but cluster=2ps4w has 2"),
-        (["strategy=local", "cluster=4w"], "local is one process, but cluster=4w has 4 tasks"),
-        (["strategy=backup", "cluster=4w"], "backup needs the number of replicas .*\n    type strategy.quorum=3"),
-        (["strategy=backup", "cluster=4w", "strategy.quorum=5"], r"5 is out of range; it must be 1\.\.4"),
-        (["strategy=backup", "cluster=4w", "strategy.quorum=0"], r"0 is out of range; it must be 1\.\.4"),
-        (["cluster=4w", "strategy.max_staleness=3"], "sync has no stale gradients; only async has"),
-        (["strategy=sync", "cluster=4w", "strategy.max_staleness=3"], "sync does not use it; async does"),
-        (["strategy=sync", "cluster=4w", "strategy.pack_mib=3"], "sync does not use it; all_reduce does"),
-        (["cluster=local", "strategy.wire=bfloat16"], "one process sends nothing"),
-        (["strategy=all_reduce", "cluster=2w", "strategy.wire=bfloat16"], "all_reduce does not use it; sync and async"),
-        (["cluster=local", "placement.buckets=2"], "local has no tasks that hold shards for others"),
-        (
-            ["strategy=async", "cluster=2w", "placement.buckets=2"],
-            "async takes gradients as they arrive, with one shard per host",
-        ),
-        (["cluster=2w", "placement.buckets=2", "device.log_placement=true"], "can follow only one shard per host"),
-        (["cluster=2ps4w2e"], "one evaluator scores every checkpoint.*\n    type cluster=2ps4w1e"),
+        (["strategy=async"], "strategy/conflict"),
+        (["strategy=all_reduce"], "strategy/conflict"),
+        (["strategy=all_reduce", "cluster=2ps4w"], "strategy/conflict"),
+        (["strategy=local", "cluster=4w"], "strategy/conflict"),
+        (["strategy=backup", "cluster=4w"], "strategy.quorum/not-set"),
+        (["strategy=backup", "cluster=4w", "strategy.quorum=5"], "strategy.quorum/out-of-range"),
+        (["strategy=backup", "cluster=4w", "strategy.quorum=0"], "strategy.quorum/out-of-range"),
+        (["cluster=4w", "strategy.max_staleness=3"], "strategy.max_staleness/no-effect"),
+        (["strategy=sync", "cluster=4w", "strategy.max_staleness=3"], "strategy.max_staleness/no-effect"),
+        (["strategy=sync", "cluster=4w", "strategy.pack_mib=3"], "strategy.pack_mib/no-effect"),
+        (["cluster=local", "strategy.wire=bfloat16"], "strategy.wire/no-effect"),
+        (["strategy=all_reduce", "cluster=2w", "strategy.wire=bfloat16"], "strategy.wire/no-effect"),
+        (["cluster=local", "placement.buckets=2"], "placement.buckets/no-effect"),
+        (["strategy=async", "cluster=2w", "placement.buckets=2"], "placement.buckets/not-supported"),
+        (["cluster=2w", "placement.buckets=2", "device.log_placement=true"], "placement.buckets/not-supported"),
+        (["cluster=2ps4w2e"], "cluster/out-of-range"),
     ],
 )
-def test_nonsense_combinations_are_refused(overrides, says):
-    with pytest.raises(ConfigError, match=says):
-        planned(*overrides)
+def test_nonsense_combinations_are_refused(refused, overrides, codes):
+    refused(codes, planned, *overrides)
 
 
-def test_a_quorum_counts_the_replicas_that_a_worker_sends_at_once():
+def test_a_quorum_counts_the_replicas_that_a_worker_sends_at_once(refused):
     two_each = ["strategy=backup", "cluster=1ps2w", "device.replicas=[/cpu:0,/cpu:1]"]
     assert planned(*two_each, "strategy.quorum=2").quorum == 2
-    with pytest.raises(ConfigError, match="3 cannot be reached: a worker sends the mean of its 2 replicas at once"):
-        planned(*two_each, "strategy.quorum=3")
+    refused("strategy.quorum/not-divisible", planned, *two_each, "strategy.quorum=3")
 
 
-def test_a_batch_is_divided_among_replicas_and_their_parts():
-    with pytest.raises(
-        ConfigError, match="256 examples .* among 4 replicas in 3 parts; the nearest sizes are 252 or 264"
-    ):
-        planned("cluster=2w", "device.replicas=[/cpu:0,/cpu:1]", "train.accumulate=3")
+def test_a_batch_is_divided_among_replicas_and_their_parts(refused):
+    refused(
+        "train.batch_size/not-divisible", planned, "cluster=2w", "device.replicas=[/cpu:0,/cpu:1]", "train.accumulate=3"
+    )
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    "overrides",
     [
-        (
-            ["cluster=1ps2w"],
-            "sync, 2 replicas, global batch 256, shards on 1 ps, every update waits for all 2 replicas",
-        ),
-        (
-            ["cluster=2ps4w", "strategy=async"],
-            "async, 4 replicas, batch 64 each, shards on 2 ps, every gradient is an update, no worker waits for "
-            "another",
-        ),
-        (
-            ["cluster=4w", "strategy=backup", "strategy.quorum=3"],
-            "backup, 4 replicas, global batch 256, shards on the workers, every update waits for 3 of 4, later "
-            "gradients are dropped",
-        ),
-        (
-            ["cluster=4w", "strategy=all_reduce"],
-            "all_reduce, 4 replicas, global batch 256, every worker holds all parameters, every update waits for all 4 "
-            "replicas",
-        ),
-        (["device.replicas=[/cpu:0,/cpu:1]"], "local, 2 replicas, global batch 256, one process"),
+        ["cluster=1ps2w"],
+        ["cluster=2ps4w", "strategy=async"],
+        ["cluster=4w", "strategy=backup", "strategy.quorum=3"],
+        ["cluster=4w", "strategy=all_reduce"],
+        ["device.replicas=[/cpu:0,/cpu:1]"],
     ],
 )
-def test_the_first_line_says_what_the_strategy_means(overrides, words):
-    assert planned(*overrides).describe() == words
+def test_the_first_line_says_what_the_strategy_means(overrides, snapshot):
+    assert planned(*overrides).describe() == snapshot
 
 
 @pytest.mark.parametrize(
@@ -229,14 +202,12 @@ def test_an_evaluator_is_not_part_of_the_cluster_that_trains():
     assert plan.tasks[-1].name == "evaluator:0"
 
 
-def test_a_layer_pin_that_matches_nothing_is_refused_with_the_nearest_names():
-    with pytest.raises(ConfigError, match="device.layers: pin 'dens' matches no layer; the nearest are dense"):
-        planned("+device.layers.dens=/cpu:1")
+def test_a_layer_pin_that_matches_nothing_is_refused_with_the_nearest_names(refused):
+    refused("device.layers/no-match", planned, "+device.layers.dens=/cpu:1")
 
 
-def test_a_pin_that_matches_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"placement.pins: pin 'conv/\*' matches no parameter"):
-        planned("cluster=1ps2w", "placement.pins={conv/*:0}")
+def test_a_pin_that_matches_nothing_is_refused(refused):
+    refused("placement.pins/no-match", planned, "cluster=1ps2w", "placement.pins={conv/*:0}")
 
 
 def test_every_bad_pin_is_refused_with_a_valid_one():
@@ -267,26 +238,29 @@ def test_a_size_and_a_count_that_contradict_each_other_are_one_problem(overrides
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "codes"),
     [
-        ("optimizer.momentum=0.5", "optimizer.momentum: adam does not use it; sgd and rmsprop do"),
-        ("optimizer.schedule.warmup_steps=5", "optimizer.schedule.warmup_steps: constant does not use it; cosine does"),
+        ("optimizer.momentum=0.5", "optimizer.momentum/no-effect"),
+        ("optimizer.schedule.warmup_steps=5", "optimizer.schedule.warmup_steps/no-effect"),
     ],
 )
-def test_an_unused_key_is_refused(override, says):
-    with pytest.raises(ConfigError, match=says):
-        planned("optimizer=adam", override)
+def test_an_unused_key_is_refused(refused, override, codes):
+    refused(codes, planned, "optimizer=adam", override)
 
 
-def test_all_problems_are_reported_in_one_pass():
-    with pytest.raises(ConfigError) as raised:
-        planned("cluster=2ps4w", "train.batch_size=255", "strategy.quorum=9", "train.steps=-1")
-    assert [problem.key for problem in raised.value.problems] == ["train.steps", "strategy.quorum", "train.batch_size"]
+def test_all_problems_are_reported_in_one_pass(refused):
+    refused(
+        "strategy.quorum/out-of-range train.batch_size/not-divisible train.steps/out-of-range",
+        planned,
+        "cluster=2ps4w",
+        "train.batch_size=255",
+        "strategy.quorum=9",
+        "train.steps=-1",
+    )
 
 
-def test_a_layer_that_has_adapted_to_nothing_gets_a_warning():
-    warnings = planned(model=replace(MODEL, not_adapted=("age",))).warnings
-    assert any("layer age was never adapted, so it returns its input unchanged" in str(warning) for warning in warnings)
+def test_a_layer_that_has_adapted_to_nothing_gets_a_warning(snapshot):
+    assert planned(model=replace(MODEL, not_adapted=("age",))).warnings == snapshot
 
 
 def test_a_sum_over_examples_gets_a_warning_where_replicas_are_averaged():
@@ -350,28 +324,22 @@ CLIPPED = LeftOut("clipvalue=0.5", "clip_norm", "type optimizer.clip_norm=1")
 
 
 @pytest.mark.parametrize(
-    ("model", "typed", "origin"),
+    ("model", "typed"),
     [
-        (MODEL, "", BY_DEFAULT),
-        (with_own_optimizer("sgd", SCHEDULED), "optimizer=sgd optimizer.learning_rate=0.5", BY_CONFIG),
-        (
-            with_own_optimizer("sgd", SCHEDULED),
-            "",
-            "sgd, learning rate 0.1, cosine schedule, momentum 0.9, clip norm 2, from compile()",
-        ),
+        (MODEL, ""),
+        (with_own_optimizer("sgd", SCHEDULED), "optimizer=sgd optimizer.learning_rate=0.5"),
+        (with_own_optimizer("sgd", SCHEDULED), ""),
         (
             with_own_optimizer("sgd", SCHEDULED, CLIPPED),
             "optimizer.learning_rate=0.001 optimizer.clip_norm=null optimizer.schedule.name=constant",
-            "sgd, learning rate 0.001, momentum 0.9, from compile(); "
-            "clip_norm, learning_rate, schedule from the config",
         ),
-        (with_own_optimizer("nadam", {}, CLIPPED), "optimizer=sgd optimizer.learning_rate=0.5", BY_CONFIG),
+        (with_own_optimizer("nadam", {}, CLIPPED), "optimizer=sgd optimizer.learning_rate=0.5"),
     ],
 )
-def test_the_plan_says_where_the_optimizer_comes_from(model, typed, origin):
+def test_the_plan_says_where_the_optimizer_comes_from(model, typed, snapshot):
     config = load(typed.split())
     assert not resolve_optimizer(config.optimizer, model.compiled_optimizer)
-    assert make_plan(config, model, MACHINE).optimizer == f"optimizer: {origin}"
+    assert make_plan(config, model, MACHINE).optimizer == snapshot
 
 
 @pytest.mark.parametrize(("optimizer", "says_more"), [("adam", True), ("sgd", False)])
@@ -420,13 +388,10 @@ def test_a_stream_has_no_epochs():
     assert [one.key for one in resolve_steps(train, 0)] == ["train.epochs"]
 
 
-def test_the_keys_of_the_config_must_fit_the_optimizer_of_the_model():
+def test_the_keys_of_the_config_must_fit_the_optimizer_of_the_model(snapshot):
     section, model = load(["optimizer.momentum=0.9"]).optimizer, with_own_optimizer("lion", {"beta_2": 1.5})
     problems = [str(one) for one in resolve_optimizer(section, model.compiled_optimizer)]
-    assert [text.partition(";")[0] for text in problems] == [
-        "optimizer.beta_2: 1.5 is out of range",
-        "optimizer.momentum: lion does not use it",
-    ]
+    assert [text.partition(";")[0] for text in problems] == snapshot
 
 
 def test_the_plan_says_which_group_a_parameter_is_in():
@@ -441,19 +406,17 @@ def test_the_plan_says_which_group_a_parameter_is_in():
     assert planned("optimizer=adamw").groups == ()
 
 
-def test_a_group_must_have_parameters_to_train():
-    with pytest.raises(ConfigError, match=r"groups\[0\]: 'dens/\*' matches no parameter .* dense/bias, dense/kernel"):
-        planned("optimizer.groups=[{match:dens/*,weight_decay:0}]")
+def test_a_group_must_have_parameters_to_train(refused):
+    refused("optimizer.groups/no-match", planned, "optimizer.groups=[{match:dens/*,weight_decay:0}]")
 
 
 @pytest.mark.parametrize("name", ["lamb", "adafactor"])
-def test_an_optimizer_that_measures_parameters_gets_them_whole(name):
+def test_an_optimizer_that_measures_parameters_gets_them_whole(name, refused):
     def has_parts(*overrides: str) -> bool:
         return any(piece.is_part for shard in planned("cluster=2ps4w", *overrides).shards for piece in shard.trainable)
 
     assert (has_parts("optimizer=adam"), has_parts(f"optimizer={name}")) == (True, False)
-    with pytest.raises(ConfigError, match=rf"placement.max_part_mib: {name} measures whole parameters"):
-        planned(f"optimizer={name}", "placement.max_part_mib=1")
+    refused("placement.max_part_mib/not-supported", planned, f"optimizer={name}", "placement.max_part_mib=1")
 
 
 def test_replicas_of_one_worker_cannot_share_a_pass_over_the_data():
@@ -498,20 +461,18 @@ def test_small_vectors_are_sent_because_that_is_faster_unless_memory_is_asked_fo
 
 
 @pytest.mark.parametrize(
-    ("overrides", "why"),
+    "overrides",
     [
-        (["launch=docker"], "containers share no memory"),
-        (["device.log_placement=true"], "device.log_placement can follow only vectors sent as messages"),
-        (
-            ["cluster.addresses={ps:['10.0.0.1:2222'],worker:['10.0.0.2:2222','10.0.0.3:2222']}"],
-            "the tasks are on several machines",
-        ),
+        ["launch=docker"],
+        ["device.log_placement=true"],
+        ["cluster.addresses={ps:['10.0.0.1:2222'],worker:['10.0.0.2:2222','10.0.0.3:2222']}"],
     ],
 )
-def test_vectors_are_sent_if_tasks_cannot_share_memory(overrides, why):
+def test_vectors_are_sent_if_tasks_cannot_share_memory(overrides, refused):
     assert planned("cluster=1ps2w", *overrides).wire == "float32"
-    with pytest.raises(ConfigError, match=f"memory is not possible: {why}"):
-        planned("cluster=1ps2w", *overrides, "strategy=sync", "strategy.wire=memory")
+    refused(
+        "strategy.wire/not-available", planned, "cluster=1ps2w", *overrides, "strategy=sync", "strategy.wire=memory"
+    )
 
 
 def test_vectors_are_sent_if_the_size_of_files_is_limited():

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from quick_config import load
 
-from trainer.faults.problems import ConfigError
+from trainer.faults.problems import Problem
 from trainer.plan import resolve, validate
 from trainer.plan.checks.sparse import check_patterns
 from trainer.plan.description import Description
@@ -20,24 +20,24 @@ MACHINE = Machine(cores=4, gpus=0, memory_bytes=2**30)
 SPARSE = ["placement.sparse=[user]", "cluster=2ps2w", "optimizer=adagrad"]
 
 
-def problems(*overrides: str) -> list[str]:
+def problems(*overrides: str) -> list[Problem]:
     config = load([*SPARSE, *overrides])
     resolve.resolve(config, {})
-    return [str(one) for one in validate.validate(config, MACHINE)]
+    return validate.validate(config, MACHINE)
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "codes"),
     [
-        ("strategy=all_reduce", "rows of sparse layers are held by shard hosts, which all_reduce does not have"),
-        ("optimizer.ema=0.9", "optimizer.ema: is not available with sparse layers"),
-        ("optimizer=lamb", "optimizer.name: is not available with sparse layers"),
-        ("placement.buckets=2", "placement.buckets: is not available with sparse layers"),
-        ("optimizer.groups=[{match: a, learning_rate: 1}]", "optimizer.groups: is not available with sparse layers"),
+        ("strategy=all_reduce", "placement.sparse/not-supported strategy/conflict"),
+        ("optimizer.ema=0.9", "optimizer.ema/not-supported"),
+        ("optimizer=lamb", "optimizer.name/not-supported"),
+        ("placement.buckets=2", "placement.buckets/not-supported"),
+        ("optimizer.groups=[{match: a, learning_rate: 1}]", "optimizer.groups/not-supported"),
     ],
 )
-def test_what_sparse_layers_cannot_have_is_a_problem(override, says):
-    assert any(says in problem for problem in problems(override)), problems(override)
+def test_what_sparse_layers_cannot_have_is_a_problem(refused, override, codes):
+    refused(codes, problems, override)
 
 
 def test_every_strategy_with_hosts_and_one_process_can_have_them():
@@ -69,36 +69,21 @@ def test_a_plan_knows_what_lies_where():
     assert make_plan(load([*SPARSE, "strategy.wire=float32"]), described(1001), MACHINE).wire == "float32"
 
 
-@pytest.mark.parametrize(
-    ("description", "says"),
-    [
-        (described(10**9), r"1,000,000,000 rows with their slots take \d+\.\d+ GiB, and this machine has 1\.00 GiB"),
-        (
-            described(10**7, growing=Growing(1, None)),
-            r"10,000,000 rows with their slots take 1\.\d+ GiB, and this machine has 1\.00 GiB",
-        ),
-    ],
-)
-def test_a_model_that_does_not_fit_is_a_problem(description, says):
-    with pytest.raises(ConfigError, match=says):
-        make_plan(load(SPARSE), description, MACHINE)
+@pytest.mark.parametrize("description", [described(10**9), described(10**7, growing=Growing(1, None))])
+def test_a_model_that_does_not_fit_is_a_problem(refused, description):
+    refused("placement.sparse/over-capacity", make_plan, load(SPARSE), description, MACHINE)
 
 
 @pytest.mark.parametrize(
-    ("options", "layers", "says"),
+    ("options", "layers", "codes"),
     [
-        (
-            ["placement.sparse=[user]"],
-            ["item"],
-            "placement.sparse: 'user' matches no Embedding layer; the model has item",
-        ),
-        (["placement.growing={user:9}"], ["use"], "e.g. 'placement.growing={use:9}'"),
-        (["placement.growing={user:9}"], [], "placement.growing: the model has no Embedding layer"),
+        (["placement.sparse=[user]"], ["item"], "placement.sparse/no-match"),
+        (["placement.growing={user:9}"], ["use"], "placement.growing/no-match"),
+        (["placement.growing={user:9}"], [], "placement.growing/no-match"),
     ],
 )
-def test_a_pattern_that_matches_no_layer_is_a_problem(options, layers, says):
-    (problem,) = check_patterns(sparse_patterns(load(options).placement), layers)
-    assert says in str(problem)
+def test_a_pattern_that_matches_no_layer_is_a_problem(refused, options, layers, codes):
+    refused(codes, check_patterns, sparse_patterns(load(options).placement), layers)
 
 
 def test_the_first_pattern_that_matches_a_layer_counts():
@@ -110,29 +95,27 @@ def test_the_first_pattern_that_matches_a_layer_counts():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "codes"),
     [
-        (["placement.growing={user:0}"], "placement.growing: user has 0"),
-        (["placement.min_count={item:2}"], "'item' is not in placement.growing, which has user"),
-        (["placement.max_age={user:-1}"], "placement.max_age: user has -1"),
-        (["strategy=all_reduce"], "placement.growing: rows of sparse layers are held by shard hosts"),
+        (["placement.growing={user:0}"], "placement.growing/out-of-range"),
+        (["placement.min_count={item:2}"], "placement.min_count/no-match"),
+        (["placement.max_age={user:-1}"], "placement.max_age/out-of-range"),
+        (["strategy=all_reduce"], "placement.growing/not-supported strategy/conflict"),
     ],
 )
-def test_what_layers_that_grow_cannot_have_is_a_problem(options, says):
-    growing = ["placement.growing={user:9}", *options]
-    config = load(["cluster=2ps2w", "optimizer=adagrad", *growing])
+def test_what_layers_that_grow_cannot_have_is_a_problem(refused, options, codes):
+    config = load(["cluster=2ps2w", "optimizer=adagrad", "placement.growing={user:9}", *options])
     resolve.resolve(config, {})
-    found = [str(one) for one in validate.validate(config, MACHINE)]
-    assert any(says in problem for problem in found), found
+    refused(codes, validate.validate, config, MACHINE)
 
 
 @pytest.mark.parametrize(("rows", "lookups", "is_named"), [(10**6, 1, True), (10**6, 1000, False), (1000, 1, False)])
-def test_a_large_dense_embedding_of_which_few_rows_are_touched_is_named(rows, lookups, is_named):
+def test_a_large_dense_embedding_of_which_few_rows_are_touched_is_named(rows, lookups, is_named, snapshot):
     dense = Parameter("user/embeddings", (rows, 16), True)
     description = Description((dense,), 2, 8000, 2000, lookups={"user": lookups})
     plan = make_plan(load(["cluster=1ps2w"]), description, MACHINE)
     warnings = [str(one) for one in plan.warnings if one.key == "placement.sparse"]
     assert bool(warnings) == is_named
     if is_named:
-        assert "user has 1,000,000 rows (61.0 MiB), and a step touches at most 256 of them but moves all" in warnings[0]
+        assert warnings[0] == snapshot
         assert "type 'placement.sparse=[user]'" in warnings[0]
