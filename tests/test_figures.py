@@ -114,14 +114,14 @@ def tests_that_quote() -> int:
         (lambda: modules_with(r"sys\.argv"), 2),
         (lambda: times(r'page\["'), 0),
         (lambda: times(r'"event"'), 3),  # in the files of journals, and a filter of Docker's
-        (lambda: times(r"dict\[str, Any\]"), 196),
+        (lambda: times(r"dict\[str, Any\]"), 119),
         (lambda: times(r": TaskRuntime"), 16),
         (lambda: sum(about_tables()), 64),
         (lambda: len(about_tables()), 32),
         (lambda: len(used_twice()), 0),
         (without_a_verb, 0.23),
         (tests_that_quote, 340),
-        (lambda: lines("trainer"), 46_094),
+        (lambda: lines("trainer"), 46_219),
         (lambda: lines("tests"), 38_039),
     ],
     ids=[

@@ -52,7 +52,7 @@ def candidates(line: str) -> list[str]:
     return sorted({one for one in found if one.startswith(word)})
 
 
-def _of_users_file(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _of_users_file(overrides: Sequence[str]) -> dict[str, user_file.Options]:
     """Returns the functions of the file that `user=` names, with their options; none if it cannot be read."""
     for path in [text.removeprefix("user=") for text in overrides if text.startswith("user=")]:
         with contextlib.suppress(ConfigError):

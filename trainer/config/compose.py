@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -166,7 +166,7 @@ def _without_code(line: CommandLine) -> CommandLine:
     )
 
 
-def _user_functions(line: CommandLine) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+def _user_functions(line: CommandLine) -> tuple[dict[str, user_file.Options], list[Problem]]:
     """The functions of the file that `user=`, or else `user:` in a YAML file, names; or the problems with it."""
     typed = [text for text in line.overrides if text.lstrip("+").startswith("user=")]
     try:

@@ -42,7 +42,7 @@ USUAL_SIZES = ["2ps4w", "4w"]  # for tab completion and --help; any other size w
 EXPERIMENT = "experiment/"
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
-_functions: ContextVar[Mapping[str, dict[str, Any]]] = ContextVar("functions")
+_functions: ContextVar[Mapping[str, user_file.Options]] = ContextVar("functions")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def conf_dir() -> Path:
 
 
 @contextmanager
-def user_functions(options: Mapping[str, dict[str, Any]]) -> Iterator[None]:
+def user_functions(options: Mapping[str, user_file.Options]) -> Iterator[None]:
     """Makes functions of the user's file choices of the groups `model` and `data`; `options` by function name."""
     token = _functions.set(options)
     try:
@@ -278,7 +278,7 @@ def _with_users_defaults(result: ConfigResult) -> ConfigResult:
     return result
 
 
-def _choices(group: str) -> Mapping[str, dict[str, Any]]:
+def _choices(group: str) -> Mapping[str, user_file.Options]:
     return user_file.choices(group, _functions.get({})) if group in user_file.GROUPS else {}
 
 

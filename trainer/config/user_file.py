@@ -25,8 +25,10 @@ HOOKS = ("on_step", "on_evaluation", "on_end")  # functions that the chief calls
 BY_NAME = ("loss", "metrics", *HOOKS)  # what is used without being chosen
 GROUPS = ("model", "data")  # of functions; one of the same name is the default of its group
 
+Options = dict[str, Any]  # keyword arguments of a function, with their defaults
 
-def functions(path: str | Path) -> dict[str, dict[str, Any]]:
+
+def functions(path: str | Path) -> dict[str, Options]:
     """Returns the public functions and subclasses of a Python file and their options, without executing any of it.
 
     Those that it imports by name from a file beside it are among them (`from beside import model`).
@@ -105,7 +107,7 @@ def _imported(tree: ast.Module, here: Path, top: Path) -> list[Path]:
     return [one.resolve() for one in found if one is not None]
 
 
-def _functions(path: Path, importers: frozenset[Path]) -> dict[str, dict[str, Any]]:
+def _functions(path: Path, importers: frozenset[Path]) -> dict[str, Options]:
     """Those of one file; `importers` are the files that are being read, which this one may import in turn."""
     found = {}
     for node in _parse(path).body:
@@ -121,20 +123,20 @@ def _functions(path: Path, importers: frozenset[Path]) -> dict[str, dict[str, An
     return found
 
 
-def _chosen(functions: dict[str, dict[str, Any]], names: Sequence[ast.alias]) -> dict[str, dict[str, Any]]:
+def _chosen(functions: dict[str, Options], names: Sequence[ast.alias]) -> dict[str, Options]:
     """Returns the functions that an import statement names, by their new names."""
     if names[0].name == "*":
         return functions
     return {one.asname or one.name: functions[one.name] for one in names if one.name in functions}
 
 
-def choices(group: str, functions: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def choices(group: str, functions: Mapping[str, Options]) -> dict[str, Options]:
     """Those of the functions that may be meant for a group: their names do not say that they are something else."""
     others = {*BY_NAME, *GROUPS} - {group}
     return {name: options for name, options in functions.items() if name not in others}
 
 
-def options_of(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(group: str, options: Options) -> Options:
     """Returns what a config may set of a function's options, as a choice of a group; `train` of a model is the data."""
     return {name: value for name, value in options.items() if (group, name, value) != ("model", "train", MISSING)}
 
@@ -198,7 +200,7 @@ def _parse(path: Path) -> ast.Module:
         ) from error
 
 
-def _options_of_class(node: ast.ClassDef) -> dict[str, Any]:
+def _options_of_class(node: ast.ClassDef) -> Options:
     """Those of its own constructor, whose arguments without a default must be set, but for `self` and `spec`."""
     constructor = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
     if constructor is None:
@@ -208,10 +210,10 @@ def _options_of_class(node: ast.ClassDef) -> dict[str, Any]:
     return {one.arg: MISSING for one in required if one.arg != "spec"} | _options(arguments)
 
 
-def _options(arguments: ast.arguments) -> dict[str, Any]:
+def _options(arguments: ast.arguments) -> Options:
     positional = [*arguments.posonlyargs, *arguments.args]
     defaulted = positional[len(positional) - len(arguments.defaults) :]
-    options = {}
+    options: Options = {}
     for parameter, default in [
         *zip(defaulted, arguments.defaults, strict=True),
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.faults.problems import ConfigError, Problem
-from trainer.plan.description import Description, DescriptionError, ModelProbe, Waits
+from trainer.plan.description import Description, DescriptionError, ModelProbe, ProbeResult, Waits
 from trainer.plan.downloads import is_missing
 from trainer.plan.serialize import from_json
 from trainer.storage import cache
 from trainer.storage.atomic import write_atomically
 
-Child = Callable[[ModelProbe], dict[str, Any]]
+Child = Callable[[ModelProbe], ProbeResult]
 
 
 def describe(question: ModelProbe, child: Child | None = None, waits: Waits = lambda *_: None) -> Description:
@@ -50,7 +50,7 @@ def _read(answer: Any) -> Description:
     return from_json(Description, answer)
 
 
-def _ask_new_process(question: ModelProbe, waits: Waits) -> dict[str, Any]:
+def _ask_new_process(question: ModelProbe, waits: Waits) -> ProbeResult:
     from trainer.launch.processes.tasks import ProcessTasks
 
     with ProcessTasks() as tasks:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from trainer.plan.description import ModelProbe
+from trainer.plan.description import ModelProbe, ProbeResult
 from trainer.plan.serialize import from_json, to_json
 
 # Events: what has happened.
@@ -66,7 +66,7 @@ class Described:
     """A model has been described."""
 
     name: str
-    answer: dict[str, Any]
+    answer: ProbeResult
 
 
 # Requests: what is to be done.

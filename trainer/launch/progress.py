@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.launch.signals import discard_output
 from trainer.launch.view import Course, Standing, StepRate, TaskView, line, standing
 from trainer.observe.task_page import TaskState
 from trainer.storage.history import describe as history_line
-from trainer.storage.json_lines import measured
+from trainer.storage.json_lines import Measurement, measured
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,10 +59,10 @@ class HistoryLines:
         self._read += len(whole + end)
         return [history_line(values, self._steps, self._batch) for values in self._unseen(whole.splitlines())]
 
-    def _unseen(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    def _unseen(self, lines: Sequence[bytes]) -> Iterator[Measurement]:
         for values in map(measured, lines):
             if values is not None and values.keys() >= SHOWN and values["step"] > self._last_step:
-                self._last_step = values["step"]
+                self._last_step = int(values["step"])
                 yield values
 
 

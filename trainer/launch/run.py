@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -63,7 +63,7 @@ def supervise(
             supervisor = Supervisor(config, plan, directory, starter, progress, signals, faults, started_at=started_at)
             outcome, attempts = supervisor.run(), supervisor.attempts
             is_done = outcome.failed is None and not signals.numbers and not any(one.code for one in attempts)
-            if is_done and (steps := _read_summary(directory).get("steps")) is not None:
+            if is_done and (steps := runs.read_summary(directory).get("steps")) is not None:
                 progress.finish(steps)
         measured = _merge_profile(directory) if config.profile else None
         summary = _complete_summary(directory, attempts, outcome, started_at, measured, supervisor.waits)
@@ -122,7 +122,7 @@ def _breaking(faults: FaultHooks | None, plan: Plan) -> Iterator[None]:
         faults.end()
 
 
-def _merge_profile(directory: RunDirectory) -> dict[str, Any] | None:
+def _merge_profile(directory: RunDirectory) -> profile.MergedProfile | None:
     """Returns the profile of all tasks; a disk without room for its trace does not spoil a run."""
     try:
         return profile.merge(directory)
@@ -139,21 +139,16 @@ def _write_report(directory: RunDirectory) -> None:
         print(f"no report was written: {type(error).__name__}: {error}")
 
 
-def _read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """Returns what the chief wrote; empty if it did not get that far."""
-    return runs.read_summary(directory)
-
-
 def _complete_summary(
     directory: RunDirectory,
     attempts: Attempts,
     outcome: RunOutcome,
     started_at: float,
-    measured: Mapping[str, Any] | None,
+    measured: profile.MergedProfile | None,
     waits: Waits,
 ) -> dict[str, Any]:
     """Adds what only the launcher knows to the summary that the chief wrote, if it got that far."""
-    summary = _read_summary(directory)
+    summary = runs.read_summary(directory)
     summary["run_dir"] = str(directory.path)  # tasks may have seen it elsewhere
     if any(attempt.task.job == "evaluator" for attempt in attempts):
         summary |= evaluations.results(directory, summary.get("steps"))

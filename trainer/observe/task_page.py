@@ -9,12 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from trainer.plan.serialize import from_json, to_json
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Contributions(TypedDict):
+    """The gradients of a worker under async and backup, as the run's files name them."""
+
+    applied: int
+    dropped: int
+    staleness_mean: float | None
+    staleness_max: int | None
+    staleness_histogram: list[int]  # gradients applied, by staleness; see staleness.py
 
 
 class TaskState(Enum):
@@ -106,7 +116,7 @@ class TaskPage:
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # as last reported; only the chief knows them
     learning_rate: float | None = None  # of the last report, where it varies; only the chief knows it
-    contributions: dict[str, dict[str, Any]] = field(default_factory=dict)  # see staleness.py; the chief knows it
+    contributions: dict[str, Contributions] = field(default_factory=dict)  # by worker; the chief knows them
     dropped_as: str = ""  # why gradients are dropped
     started_at: float = field(default_factory=time.time)  # Unix time, seconds
     first_step_at: float | None = None  # Unix time, seconds

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from glob import glob
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
@@ -134,6 +134,15 @@ def _files_in(path: Path) -> list[Path]:
         return [path]
     is_data = path.is_dir() and path.resolve() not in (Path.cwd(), *Path.cwd().parents)
     return sorted(file for file in path.rglob("*") if file.is_file()) if is_data else []
+
+
+class ProbeResult(TypedDict, total=False):
+    """What the process that builds a model says of it, for JSON: the description, a problem or a failure."""
+
+    description: Mapping[str, Any]
+    problem: Mapping[str, Any]  # the fields of a Problem
+    failure: str
+    exit_code: int  # of a failure
 
 
 class DescriptionError(TrainerError):

@@ -8,9 +8,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from trainer.config.words import count, size
 from trainer.faults.failpoints import reach
@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 OVERHEAD_BYTES = 4096  # for each tensor: headers, its part of the manifest, blocks that are not full
 Release = Callable[[Sequence[int]], Iterable[int]]  # steps due to be removed, rising -> those that may be
 OnError = Callable[[OSError], None]
+
+
+class FileEntry(TypedDict):
+    """A file in a manifest."""
+
+    bytes: int
+    sha256: str
 
 
 def write(
@@ -70,7 +77,7 @@ def write(
         if not is_valid(path):
             remove_folder(path)
             _check_room(folder, tensors, rows.nbytes if rows else 0)
-            _save(path, {"step": step, "generation": generation, "facts": facts}, tensors, shared, rows)
+            _save(path, step, generation, facts, tensors, shared, rows)
     except OSError as error:
         problem = f"the checkpoint of step {step} was not saved ({error.strerror or error}); earlier ones are untouched"
         raise OSError(error.errno, problem, str(path)) from error
@@ -144,8 +151,7 @@ class Writer:
         self, folder: Path, *, keep: int, release: Release = lambda due: due, shared: Sequence[Path] = ()
     ) -> None:
         """`keep`, `release` and `shared` are those of `write`."""
-        self._folder = folder
-        self._options: dict[str, Any] = {"keep": keep, "release": release, "shared": shared}
+        self._write_now = partial(write, folder, keep=keep, release=release, shared=shared)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
 
@@ -199,7 +205,7 @@ class Writer:
         rows: ChangedRows | None,
     ) -> None:
         try:
-            write(self._folder, step, generation, facts, tensors, rows=rows, **self._options)
+            self._write_now(step, generation, facts, tensors, rows=rows)
         except OSError as error:
             if on_error is None:
                 raise
@@ -221,7 +227,13 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def _save(
-    path: Path, manifest: dict[str, Any], tensors: Tensors, shared: Sequence[Path], rows: ChangedRows | None
+    path: Path,
+    step: int,
+    generation: int,
+    facts: Facts,
+    tensors: Tensors,
+    shared: Sequence[Path],
+    rows: ChangedRows | None,
 ) -> None:
     with new_folder(path) as temporary:
         _write_tensors(temporary / TENSORS, tensors)
@@ -229,27 +241,28 @@ def _save(
             link_or_copy(file, temporary / file.name)
         files = {TENSORS: _describe(temporary / TENSORS), **{file.name: _describe_shared(file) for file in shared}}
         if rows is not None:
-            facts, names = rows.write(temporary)
+            of_rows, names = rows.write(temporary)
             files |= {name: _describe_shared(temporary / name) for name in names}
-            manifest = {**manifest, "facts": {**manifest["facts"], **facts}}
+            facts = {**facts, **of_rows}
         shapes = {name: {"shape": value.shape, "dtype": value.dtype.name} for name, value in tensors.items()}
-        reach("save-data", manifest["step"])
-        _write_manifest(temporary / MANIFEST, {**manifest, "tensors": shapes, "files": files})
-        reach("save-manifest", manifest["step"])
+        manifest = {"step": step, "generation": generation, "facts": facts, "tensors": shapes, "files": files}
+        reach("save-data", step)
+        _write_manifest(temporary / MANIFEST, manifest)
+        reach("save-manifest", step)
 
 
-def _describe(file: Path) -> dict[str, Any]:
+def _describe(file: Path) -> FileEntry:
     """Its entry in a manifest."""
     return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
 
 
-def _describe_shared(file: Path) -> dict[str, Any]:
+def _describe_shared(file: Path) -> FileEntry:
     """Returns the same of a file that all checkpoints have; it is read once."""
     return _describe_unchanged(file, file.stat().st_ino, file.stat().st_mtime_ns)
 
 
 @cache
-def _describe_unchanged(file: Path, _inode: int, _mtime_ns: int) -> dict[str, Any]:
+def _describe_unchanged(file: Path, _inode: int, _mtime_ns: int) -> FileEntry:
     return _describe(file)
 
 
@@ -266,7 +279,7 @@ def _write_tensors(file: Path, tensors: Tensors) -> None:
         os.fsync(opened.fileno())
 
 
-def _write_manifest(file: Path, manifest: dict[str, Any]) -> None:
+def _write_manifest(file: Path, manifest: Mapping[str, object]) -> None:
     plain = json.loads(json.dumps({"format": FORMAT, **manifest}))  # as a reader gets it: lists for tuples, text keys
     plain["sha256"] = manifest_sha256(plain)
     write_synced(file, json.dumps(plain, indent=1))

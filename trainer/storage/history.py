@@ -23,7 +23,7 @@ class History:
         self.last_step = 0
         if path.exists():
             read = [(line, json_lines.measured(line)) for line in path.read_bytes().splitlines()]
-            kept = {line: values["step"] for line, values in read if values is not None and values["step"] <= start}
+            kept = {line: int(values["step"]) for line, values in read if values and values["step"] <= start}
             self.last_step = max(kept.values(), default=0)
             write_atomically(path, "".join(f"{line.decode()}\n" for line in kept))
             if damaged := sum(values is None for line, values in read[:-1] if line):  # the last one may be cut off

@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 LINE_BYTES = 512  # more than the length of most lines
 TAIL_BYTES = 64 * 1024  # that hold a last line
 
+Measurement = dict[str, float]  # numbers by name, one of them a step
+
 
 def parse(line: bytes) -> dict[str, Any] | None:
     """Returns the JSON object in a line; None for a line that is incomplete or anything else."""
@@ -19,7 +21,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def measured(line: bytes) -> dict[str, Any] | None:
+def measured(line: bytes) -> Measurement | None:
     """Returns the values of a measurement, numbers at a step; None for any other line."""
     values = parse(line)
     return values if values is not None and is_measured(values) else None
@@ -39,12 +41,12 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield value
 
 
-def measured_lines(path: Path) -> Iterator[dict[str, Any]]:
+def measured_lines(path: Path) -> Iterator[Measurement]:
     """Yields the lines that are measurements."""
     return filter(is_measured, lines(path))
 
 
-def sampled(path: Path, most: int) -> Iterator[dict[str, Any]]:
+def sampled(path: Path, most: int) -> Iterator[Measurement]:
     """Yields measurements: from a large file at most `most`, evenly spread, and the last one."""
     with suppress(OSError), _open(path) as file:
         if (size := path.stat().st_size) <= most * LINE_BYTES:
@@ -66,7 +68,7 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self.path, self._inode, self._offset = path, 0, 0
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def new(self) -> Iterator[Measurement]:
         """Yields the complete lines that are measurements."""
         with suppress(OSError), _open(self.path) as file:
             if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
@@ -78,7 +80,7 @@ class Tail:
                     yield value
 
 
-def last_measured(path: Path) -> dict[str, Any]:
+def last_measured(path: Path) -> Measurement:
     """Returns the last measurement in a file; empty if there is none."""
     with suppress(OSError), _open(path) as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))

@@ -89,23 +89,23 @@ class Assembly:
     def make_host(self, shard: Shard) -> ShardHost:
         """Returns the host of a shard, as the plan's strategy has it."""
         config, plan = self.spec.config, self.spec.plan
-        options: dict[str, Any] = {
-            "shards": plan.shards,
-            "index": shard.index,
-            "workers": len(plan.workers),
-            "optimizer": config.optimizer,
-            "parameters": plan.parameters,
-            "wire": self.wire,
-            "profiles": config.profile,
-            "tables": self._table_host(shard.index),
-            "payloads": self._payloads(),
-        }
-        own: dict[str, dict[str, Any]] = {
+        own: Mapping[str, Mapping[str, int | None]] = {
             "async": {"max_staleness": config.strategy.max_staleness},
             "backup": {"quorum": plan.quorum_workers},
         }
         name = plan.effective_strategy.name
-        return HOSTS[name](**options, **own.get(name, {}))
+        return HOSTS[name](
+            shards=plan.shards,
+            index=shard.index,
+            workers=len(plan.workers),
+            optimizer=config.optimizer,
+            parameters=plan.parameters,
+            wire=self.wire,
+            profiles=config.profile,
+            tables=self._table_host(shard.index),
+            payloads=self._payloads(),
+            **own.get(name, {}),
+        )
 
     def make_engine(self, workload: Workload, strategy: Any = None) -> Engine:
         """Returns the engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""

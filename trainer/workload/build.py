@@ -214,8 +214,13 @@ def open_workload(
     process = os.getpid()
     frozen = frozen_weights.read(file) if plan.frozen.sha256 and file and file.exists() else None
     adapting = Adapting(frozen.adapted if frozen else None)
-    options: dict[str, Any] = {"seed": config.seed, "user_file": config.user, "evaluate_steps": config.evaluate.steps}
-    data = open_data_set(config.data.name, config.data.options, **options)
+    data = open_data_set(
+        config.data.name,
+        config.data.options,
+        seed=config.seed,
+        user_file=config.user,
+        evaluate_steps=config.evaluate.steps,
+    )
     if trains:
         _check_planned_data(config, plan, data)
     named = config.model

@@ -12,7 +12,7 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.checks.sparse import check_patterns
-from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, ModelProbe
+from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, ModelProbe, ProbeResult
 from trainer.plan.serialize import to_json
 from trainer.workload import user_warnings
 from trainer.workload.error_text import one_paragraph, words_of
@@ -20,7 +20,7 @@ from trainer.workload.error_text import one_paragraph, words_of
 OF_GRAPHS = ("SymbolicTensor", "OperatorNotAllowedInGraphError")  # in errors of code that needs values of tensors
 
 
-def answer(question: ModelProbe) -> dict[str, Any]:
+def answer(question: ModelProbe) -> ProbeResult:
     """Builds the model, opens the data, and computes the loss of a batch.
 
     Returns:
@@ -66,8 +66,9 @@ def _describe(question: ModelProbe) -> Description:
     stored = frozen.read(Path(question.frozen)) if question.frozen else None
     adapting = Adapting(stored.adapted if stored else None)
     with compiled_optimizer.noted(), pipeline_files.noted() as written:
-        options: dict[str, Any] = {"seed": question.seed, "user_file": user, "evaluate_steps": question.evaluate_steps}
-        data_set = build.open_data_set(data["name"], data["options"], **options)
+        data_set = build.open_data_set(
+            data["name"], data["options"], seed=question.seed, user_file=user, evaluate_steps=question.evaluate_steps
+        )
         fingerprint = fingerprint_of(data_set)  # before random numbers are drawn, as in a task
         has_values = has_values or bool(data_set.faults)  # the loss of such labels is tried
         build.check_hooks(user)
@@ -168,7 +169,7 @@ def _place_in(user: str | None, error: BaseException | None) -> tuple[traceback.
     return _place_in(user, error.__cause__) if own is None else (own, error)
 
 
-def _failure(raised: BaseException, user: str | None) -> dict[str, Any]:
+def _failure(raised: BaseException, user: str | None) -> ProbeResult:
     own = _place_in(user, raised)
     place, error = own or (traceback.extract_tb(raised.__traceback__)[-1], raised)
     text = f"{place.filename}, line {place.lineno}, in {place.name}: {one_paragraph(error)}"

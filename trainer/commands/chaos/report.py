@@ -117,7 +117,7 @@ def _values_by_step(path: Path) -> dict[int, list[dict[str, float]]]:
     values: dict[int, list[dict[str, float]]] = {}
     for line in json_lines.measured_lines(path):
         timeless = {name: value for name, value in line.items() if name not in OF_MACHINE}
-        values.setdefault(line["step"], []).append(timeless)
+        values.setdefault(int(line["step"]), []).append(timeless)
     return values
 
 

@@ -127,17 +127,30 @@ def index(folder: Folder, query: Mapping[str, str], *, can_post: bool) -> str:
     )
 
 
-def _row(name: str, facts: RunFacts) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RunRow:
+    """A run in the list of runs."""
+
+    name: str
+    url: str
+    facts: RunFacts
+    began: str
+    took: str
+    share: float  # of its steps that are done
+    spark: str  # path of a small loss curve
+
+
+def _row(name: str, facts: RunFacts) -> RunRow:
     began = "" if facts.started_at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.started_at))
-    return {
-        "name": name,
-        "url": run_url(name),
-        "facts": facts,
-        "began": began,
-        "took": "" if facts.seconds is None else duration(facts.seconds),
-        "share": facts.step / facts.steps if facts.steps else 0.0,
-        "spark": _spark(Path(facts.path)),
-    }
+    return RunRow(
+        name=name,
+        url=run_url(name),
+        facts=facts,
+        began=began,
+        took="" if facts.seconds is None else duration(facts.seconds),
+        share=facts.step / facts.steps if facts.steps else 0.0,
+        spark=_spark(Path(facts.path)),
+    )
 
 
 def _spark(run: Path) -> str:
@@ -198,8 +211,19 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
     return template("run.html.j2", PACKAGE).render(shown | own)
 
 
-def _checkpoints(path: Path) -> list[dict[str, Any]]:
-    """Returns the checkpoints of a run, the last first, and its best: the step, when each was saved, its files."""
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A checkpoint on the page of a run."""
+
+    step: int
+    what: str  # "best", or empty
+    saved: str  # when
+    files: Sequence[tuple[str, int]]  # name, bytes
+    path: Path  # in the run directory
+
+
+def _checkpoints(path: Path) -> list[CheckpointRow]:
+    """Returns the checkpoints of a run, the last first, and its best."""
     directory = RunDirectory(path)
     found = [("", one) for one in reversed(checkpoint.finished(directory.checkpoints))]
     found += [("best", one) for one in checkpoint.finished(directory.best)]
@@ -208,9 +232,7 @@ def _checkpoints(path: Path) -> list[dict[str, Any]]:
         with suppress(OSError):  # a newer one has taken its place meanwhile
             files = [(file.name, file.stat().st_size) for file in sorted(one.iterdir())]
             saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((one / checkpoint.MANIFEST).stat().st_mtime))
-            rows.append(
-                {"step": int(one.name), "what": what, "saved": saved, "files": files, "path": one.relative_to(path)}
-            )
+            rows.append(CheckpointRow(int(one.name), what, saved, files, one.relative_to(path)))
     return rows
 
 

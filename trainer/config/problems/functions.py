@@ -37,7 +37,7 @@ def _check_function(
     choice: Any,
     chosen: Mapping[str, Any],
     section: ModelConfig | DataConfig,
-    functions: Mapping[str, dict[str, Any]],
+    functions: Mapping[str, user.Options],
     user_file: str | None,
 ) -> Iterator[Problem]:
     """Checks one section; `chosen` is the content of the chosen file, and `functions` are the user's."""

@@ -4,10 +4,10 @@ A table [workers, COLUMNS] of integers: how many gradients were applied at stale
 the sum and the maximum staleness of those applied; then how many were dropped.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+
+from trainer.observe.task_page import Contributions
 
 BINS = 32
 TOTAL, MAXIMUM, DROPPED = BINS, BINS + 1, BINS + 2
@@ -36,9 +36,9 @@ def histogram(table: Table) -> Table:
     return table[:, :BINS]
 
 
-def to_json(table: Table) -> dict[str, dict[str, Any]]:
+def to_json(table: Table) -> dict[str, Contributions]:
     """By worker; the histogram's last bin counts everything at or above it, and empty bins at its end are left out."""
-    by_worker = {}
+    by_worker: dict[str, Contributions] = {}
     for worker, row in enumerate(table):
         applied = int(row[:BINS].sum())
         by_worker[f"worker:{worker}"] = {

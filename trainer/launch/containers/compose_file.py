@@ -19,6 +19,7 @@ from trainer.launch.containers.spec import (
 )
 from trainer.plan.environment import REPORTS_PROGRESS
 
+Section = dict[str, Any]  # of a file whose keys are Docker's
 TENSORBOARD_IMAGE = "trainer:tensorboard"
 TENSORBOARD_PORT = "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006"
 
@@ -36,7 +37,7 @@ def render(containers: Sequence[ContainerSpec], *, name: str, words: str, overri
     of_user = {"user": f"${{TRAINER_UID:-{user[0]}}}:${{TRAINER_GID:-{user[1]}}}"}
     services = {container.service: _service(container) | of_user for container in containers}
     shared, services = _factor_out(services) if len(services) > 1 else ({}, services)
-    networks: dict[str, Any] = {}
+    networks: Section = {}
     if any(container.host is None for container in containers):
         networks["cluster"] = {"internal": True, "driver_opts": NETWORK_OPTIONS}
     if any(container.task == "worker:0" for container in containers):
@@ -51,7 +52,7 @@ def render(containers: Sequence[ContainerSpec], *, name: str, words: str, overri
     return header + yaml.dump(file, Dumper=_Dumper, sort_keys=False, width=120)
 
 
-def _factor_out(services: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _factor_out(services: Mapping[str, Section]) -> tuple[Section, Section]:
     """Moves what all services have in common into `x-task` and `x-environment`, which each then merges.
 
     Compose merges shallowly, so the environment has an anchor of its own, and so has each volume.
@@ -78,14 +79,14 @@ def _factor_out(services: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any],
     return {"x-environment": environment, "x-task": task}, rest
 
 
-def _common(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _common(mappings: Sequence[Mapping[str, Any]]) -> Section:
     """Returns the items that all mappings have."""
     first, *others = mappings
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
-def _service(container: ContainerSpec) -> dict[str, Any]:
-    service: dict[str, Any] = {"image": container.image}
+def _service(container: ContainerSpec) -> Section:
+    service: Section = {"image": container.image}
     if container.is_our_image:
         service["pull_policy"] = "never"  # a registry's image of that name would be somebody else's
     service |= {
@@ -112,7 +113,7 @@ def _service(container: ContainerSpec) -> dict[str, Any]:
     return service
 
 
-def _hardened(tmp_mib: int) -> dict[str, Any]:
+def _hardened(tmp_mib: int) -> Section:
     return {
         "init": True,
         "read_only": True,
@@ -122,7 +123,7 @@ def _hardened(tmp_mib: int) -> dict[str, Any]:
     }
 
 
-def _bind(mount: Mount) -> dict[str, Any]:
+def _bind(mount: Mount) -> Section:
     """Uses the long form: a path that is missing on the host is an error, and not a new directory of root."""
     bind = {"type": "bind", "source": literal(mount.source), "target": literal(mount.target)}
     return bind | ({} if mount.is_writable else {"read_only": True}) | {"bind": {"create_host_path": False}}
@@ -133,7 +134,7 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _tensorboard() -> dict[str, Any]:
+def _tensorboard() -> Section:
     """Shows the events of the run; started only on request, and reachable only from this host."""
     return {
         "profiles": ["tensorboard"],
@@ -147,7 +148,7 @@ def _tensorboard() -> dict[str, Any]:
     }
 
 
-class _Anchored(dict[str, Any]):
+class _Anchored(Section):
     """A mapping that is written once, with an anchor; later mentions are aliases."""
 
     def __init__(self, anchor: str, items: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.faults import exit_codes
 from trainer.launch.messages import (
@@ -36,7 +36,7 @@ from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.environment import MEMORY, for_tasks
 
 if TYPE_CHECKING:
-    from trainer.plan.description import ModelProbe, Waits
+    from trainer.plan.description import ModelProbe, ProbeResult, Waits
 
 REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 
@@ -103,7 +103,7 @@ class ProcessTasks:
         if self.memory is not None:
             os.close(self.memory)
 
-    def describe(self, question: ModelProbe, waits: Waits = lambda *_: None) -> dict[str, Any]:
+    def describe(self, question: ModelProbe, waits: Waits = lambda *_: None) -> ProbeResult:
         """Describes a model, which a child of the nursery builds.
 
         Args:
@@ -122,7 +122,7 @@ class ProcessTasks:
                     case Describing(of) if of == name:
                         waits(event.line, event.secs)
 
-    def _failure(self, question: ModelProbe, code: int) -> dict[str, Any]:
+    def _failure(self, question: ModelProbe, code: int) -> ProbeResult:
         """Returns the answer for a child that ended without giving one."""
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned exit code {code} (os._exit?)"
         text = f"the process that builds the model and opens the data {ended}"

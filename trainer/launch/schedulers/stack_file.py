@@ -1,8 +1,6 @@
 """Renders a run as a stack of Docker Swarm, with a service that is a job for each task."""
 
-from typing import Any
-
-from trainer.launch.containers.compose_file import literal
+from trainer.launch.containers.compose_file import Section, literal
 from trainer.launch.containers.spec import NOBODY, TASK_LABEL
 from trainer.launch.schedulers import scheduled
 from trainer.launch.schedulers.scheduled import RUNS, USER_CODE, ScheduledRun, ScheduledTask
@@ -10,7 +8,7 @@ from trainer.launch.schedulers.scheduled import RUNS, USER_CODE, ScheduledRun, S
 ATTEMPTS = 10  # a task that leaves because another did counts too
 
 
-def render(run: ScheduledRun, folder: str) -> dict[str, Any]:
+def render(run: ScheduledRun, folder: str) -> Section:
     """Returns the file's content.
 
     Args:
@@ -18,7 +16,7 @@ def render(run: ScheduledRun, folder: str) -> dict[str, Any]:
     """
     at = {task.name: f"{task.name}:{task.port}" for task in run.tasks}
     services = {task.name: _service(run, task, scheduled.environment(run, task, at), folder) for task in run.tasks}
-    file: dict[str, Any] = {
+    file: Section = {
         "version": "3.9",
         "services": services,
         "networks": {"cluster": {"driver": "overlay", "internal": True}},
@@ -28,8 +26,8 @@ def render(run: ScheduledRun, folder: str) -> dict[str, Any]:
     return file
 
 
-def _service(run: ScheduledRun, task: ScheduledTask, environment: dict[str, str], folder: str) -> dict[str, Any]:
-    service: dict[str, Any] = {
+def _service(run: ScheduledRun, task: ScheduledTask, environment: dict[str, str], folder: str) -> Section:
+    service: Section = {
         "image": task.image,
         "entrypoint": [literal(word) for word in run.command],
         "environment": environment,
@@ -58,13 +56,13 @@ def _service(run: ScheduledRun, task: ScheduledTask, environment: dict[str, str]
     return service
 
 
-def _resources(task: ScheduledTask) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
+def _resources(task: ScheduledTask) -> Section:
+    limits: Section = {}
     if task.cpus is not None:
         limits["cpus"] = f"{task.cpus:g}"
     if task.memory_mib is not None:
         limits["memory"] = f"{task.memory_mib}M"
-    resources: dict[str, Any] = {"limits": limits} if limits else {}
+    resources: Section = {"limits": limits} if limits else {}
     if task.gpus:
         generic = [{"discrete_resource_spec": {"kind": "NVIDIA-GPU", "value": task.gpus}}]
         resources["reservations"] = {"generic_resources": generic}

@@ -63,7 +63,7 @@ class Follower:
     def _lines(self) -> Iterator[tuple[str, int, dict[str, float]]]:
         for tail, prefix in ((self._history, ""), (self._evaluations, "eval_")):
             for line in tail.new():
-                step, values = line.pop("step"), {name: one for name, one in line.items() if name != "seconds"}
+                step, values = int(line.pop("step")), {name: one for name, one in line.items() if name != "seconds"}
                 yield tail.path.name, step, {f"{prefix}{name}": value for name, value in values.items()}
 
     def _remember(self) -> None:

@@ -1,7 +1,6 @@
 """Merges the files of all tasks into <run>/profile/trace.json and a part of the summary."""
 
 import json
-from typing import Any
 
 from trainer.observe.profile import attempts, shares
 from trainer.observe.profile.trace import trace
@@ -9,7 +8,13 @@ from trainer.storage.atomic import write_atomically
 from trainer.storage.run_directory import RunDirectory
 
 
-def merge(directory: RunDirectory) -> dict[str, Any]:
+class MergedProfile(shares.ProfileSummary):
+    """The same, with where the trace is."""
+
+    trace: str
+
+
+def merge(directory: RunDirectory) -> MergedProfile:
     """Writes the trace of a run, finished or not; returns the profile's part of the summary.
 
     Raises:
@@ -25,9 +30,9 @@ def merge(directory: RunDirectory) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     path = folder / "trace.json"
     write_atomically(path, json.dumps(trace(profile.attempts), separators=(",", ":")))
-    return shares.summarize(profile) | {"trace": str(path)}
+    return {**shares.summarize(profile), "trace": str(path)}
 
 
-def describe(summary: dict[str, Any]) -> str:
+def describe(summary: MergedProfile) -> str:
     """Returns the table, and where the trace is."""
     return f"{shares.describe(summary)}\n{summary['trace']}: open it in Perfetto, or in chrome://tracing"

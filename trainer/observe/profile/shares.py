@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from trainer.config.words import count
 from trainer.observe.profile.attempts import AttemptTrace, Profile, Step
@@ -13,7 +13,19 @@ OTHER = "other"
 WORKERS_NAMED = 3  # of those that came last
 
 
-def summarize(profile: Profile) -> dict[str, Any]:
+class ProfileSummary(TypedDict):
+    """The profile's part of summary.json."""
+
+    steps: int
+    fractions: dict[str, dict[str, float]]  # by task and phase
+    shard_fractions: dict[str, dict[str, float]]
+    came_last: dict[str, dict[str, float]]
+    clocks: dict[str, dict[str, float]]  # offset_ms and error_ms by task, against the chief's clock
+    missing: list[str]  # tasks
+    damaged_lines: int
+
+
+def summarize(profile: Profile) -> ProfileSummary:
     """Returns the profile's part of summary.json; fractions are of each row's time, see `fractions`."""
     numbers: Counter[tuple[str, str]] = Counter()  # by task and row, of all its attempts
     for attempt in profile.attempts:
@@ -89,7 +101,7 @@ def _counted(steps: Sequence[Step]) -> Sequence[Step]:
     return steps[1:]
 
 
-def describe(summary: Mapping[str, Any]) -> str:
+def describe(summary: ProfileSummary) -> str:
     """Returns the shares as a table, and which workers came last."""
     rows = dict(summary["fractions"]) | {f"{t} shard": shares for t, shares in summary["shard_fractions"].items()}
     if not rows:

@@ -21,8 +21,10 @@ from trainer.observe.html import template
 from trainer.observe.report import curves, settings
 from trainer.observe.report.curves import Axes, Curve
 from trainer.observe.runs import RunFacts
+from trainer.observe.task_page import TaskPage
 from trainer.observe.waits import UPDATE
-from trainer.plan.plan import Plan
+from trainer.plan.layout import Slice
+from trainer.plan.plan import Plan, Task
 from trainer.storage.atomic import write_atomically
 from trainer.storage.damage import DAMAGED, read_json
 from trainer.storage.event_log import EventKind, EventLog, RunEvent
@@ -208,39 +210,56 @@ def _curves(record: ReportedRun, name: str, hue: int, is_one_of_several: bool) -
             yield Curve(f"{of}{kind}", points, own, is_dashed=is_one_of_several and kind == "evaluation")
 
 
-def _tasks(run: ReportedRun) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class TaskRow:
+    """What the page shows of a task."""
+
+    task: Task
+    state: str
+    code: int | None
+    restarts: int
+    host: str
+    page: TaskPage | None
+    has_log: bool
+
+
+def _tasks(run: ReportedRun) -> list[TaskRow]:
     attempts, states = (run.status.get(key) or {} for key in ("attempts", "states"))
     pages = runs.pages_of(run.status)
     ended = run.summary.get("tasks") or {}
     codes = {name: task["code"] for name, task in ended.items()} if isinstance(ended, dict) else {}
     restarts = run.summary.get("restarts_of") or {}
     return [
-        {
-            "task": task,
-            "state": states.get(task.name, ""),
-            "code": codes.get(task.name),
-            "restarts": attempts.get(task.name, {}).get("restarts", restarts.get(task.name, 0)),
-            "host": attempts.get(task.name, {}).get("host", task.address.rpartition(":")[0]),
-            "page": pages.get(task.name),
-            "has_log": (run.folder / task.log).exists(),
-        }
+        TaskRow(
+            task=task,
+            state=states.get(task.name, ""),
+            code=codes.get(task.name),
+            restarts=attempts.get(task.name, {}).get("restarts", restarts.get(task.name, 0)),
+            host=attempts.get(task.name, {}).get("host", task.address.rpartition(":")[0]),
+            page=pages.get(task.name),
+            has_log=(run.folder / task.log).exists(),
+        )
         for task in run.plan.tasks
     ]
 
 
-def _waits(run: ReportedRun) -> dict[str, Any] | None:
-    """Who waited for whom: the columns, and a row for each worker with its seconds and its share of all its waiting."""
+@dataclass(frozen=True)
+class WaitsTable:
+    """The seconds that each worker waited for each other one, and for the update."""
+
+    columns: Sequence[str]
+    rows: Mapping[str, Mapping[str, float]]
+    most: float  # seconds in one cell
+
+
+def _waits(run: ReportedRun) -> WaitsTable | None:
     table = run.summary.get("waits") or run.status.get("waits") or {}
     if not table:
         return None
     others = sorted({other for row in table.values() for other in row} - {UPDATE}, key=_by_index)
-    rows = [
-        {"worker": worker, "secs": row, "total": sum(row.values())}
-        for worker, row in sorted(table.items(), key=lambda item: _by_index(item[0]))
-    ]
-    awaited = {name: sum(row["secs"].get(name, 0.0) for row in rows) for name in others}
-    most = max((secs for row in rows for secs in row["secs"].values()), default=0.0)
-    return {"columns": [*others, UPDATE], "rows": rows, "awaited": awaited, "most": most}
+    rows = {worker: table[worker] for worker in sorted(table, key=_by_index)}
+    most = max((secs for row in rows.values() for secs in row.values()), default=0.0)
+    return WaitsTable([*others, UPDATE], rows, most)
 
 
 def _by_index(task: str) -> tuple[str, int]:
@@ -248,32 +267,49 @@ def _by_index(task: str) -> tuple[str, int]:
     return job, int(index or 0)
 
 
-def _events(run: ReportedRun) -> list[dict[str, Any]]:
-    """Returns the last events as a person reads them."""
+@dataclass(frozen=True)
+class EventRow:
+    """An event as a person reads it."""
+
+    time: str
+    kind: str
+    text: str
+    is_bad: bool
+
+
+def _events(run: ReportedRun) -> list[EventRow]:
+    """Returns the last events."""
     return [
-        {
-            "time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time)),
-            "kind": event.event.value,
-            "text": _describe_event(event),
-            "is_bad": event.code not in NOT_FAILED,
-        }
+        EventRow(
+            time=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time)),
+            kind=event.event.value,
+            text=_describe_event(event),
+            is_bad=event.code not in NOT_FAILED,
+        )
         for event in run.events[-MAX_EVENTS:]
     ]
 
 
-def _placement(run: ReportedRun) -> dict[str, Any] | None:
-    """Returns what did not run where it was planned, and how many operations ran on each device, by task."""
+@dataclass(frozen=True)
+class PlacementTable:
+    """What did not run where it was planned, and how many operations ran on each device."""
+
+    differences: Sequence[tuple[str, str]]  # task, text
+    rows: Sequence[tuple[str, str, str, int]]  # task, step or update, device, operations
+
+
+def _placement(run: ReportedRun) -> PlacementTable | None:
     if not run.placement:
         return None
     records = run.placement["records"]
-    return {
-        "differences": [(one["task"], text) for one in records for text in one["differences"]],
-        "rows": [
-            {"task": one["task"], "run": one["run"], "device": device, "operations": len(operations)}
+    return PlacementTable(
+        [(one["task"], text) for one in records for text in one["differences"]],
+        [
+            (one["task"], one["run"], device, len(operations))
             for one in records
             for device, operations in one["devices"].items()
         ],
-    }
+    )
 
 
 def _describe_event(event: RunEvent) -> str:
@@ -290,16 +326,27 @@ def _describe_event(event: RunEvent) -> str:
     return text.split("\n")[0]
 
 
-def shards(plan: Plan) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ShardRow:
+    """What the page shows of a shard."""
+
+    host: str
+    pieces: Sequence[Slice]
+    more: int  # pieces that are not shown
+    nbytes: int
+    share: float  # of the bytes of all shards
+
+
+def shards(plan: Plan) -> list[ShardRow]:
     """By host: its bytes and its share of all, with its parameters."""
     total = sum(4 * piece.size for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
     return [
-        {
-            "host": "every worker" if plan.effective_strategy.has_ring else shard.host,
-            "pieces": [*shard.trainable, *shard.state][:MAX_SHARD_ROWS],
-            "more": max(0, len(shard.trainable) + len(shard.state) - MAX_SHARD_ROWS),
-            "nbytes": (own := sum(4 * piece.size for piece in (*shard.trainable, *shard.state))),
-            "share": own / total,
-        }
+        ShardRow(
+            host="every worker" if plan.effective_strategy.has_ring else shard.host,
+            pieces=[*shard.trainable, *shard.state][:MAX_SHARD_ROWS],
+            more=max(0, len(shard.trainable) + len(shard.state) - MAX_SHARD_ROWS),
+            nbytes=(nbytes := sum(4 * piece.size for piece in (*shard.trainable, *shard.state))),
+            share=nbytes / total,
+        )
         for shard in plan.shards
     ]

@@ -143,10 +143,11 @@ def _opened_data(
     """
     if other is None:
         return workload.data
-    options: dict[str, Any] = {"seed": config.seed, "user_file": other.user, "evaluate_steps": steps}
     source = f"data set {other.data.name}"
     try:
-        data = open_data_set(other.data.name, other.data.options, **options)
+        data = open_data_set(
+            other.data.name, other.data.options, seed=config.seed, user_file=other.user, evaluate_steps=steps
+        )
     except ValueError as error:
         raise DataError(f"{source}: {error}") from error
     for part in ("features", "labels") if needs_labels else ("features",):
