@@ -118,7 +118,7 @@ def measure_all(links: Sequence[str], clusters: Sequence[str]) -> tuple[list[Lin
 def unknown_key(overrides: Sequence[str]) -> str | None:
     """Returns why this trainer does not take the overrides; none if it does."""
     try:
-        load(list(overrides), lambda config: [])
+        load(list(overrides))
     except ConfigError as error:
         return error.problems[0].message
     return None
@@ -155,8 +155,8 @@ def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> 
 
 def planned(overrides: Sequence[str]) -> Plan:
     """Returns the plan of a run with EXAMPLES for each replica, of tasks that each have a machine."""
-    config = load([*overrides, "train.batch_size=16"], lambda config: [])
-    config.train.batch_size = EXAMPLES * config.cluster.worker
+    config = load([*overrides, "train.batch_size=16"]).config
+    config = replace(config, train=replace(config.train, batch_size=EXAMPLES * config.cluster.worker))
     description = describe(ModelProbe.about(config.model, config.data, user=None, seed=config.seed))
     plan = make_plan(config, description, this_machine())
     return replace(plan, wire="float32") if plan.wire_format.is_shared else plan

@@ -81,11 +81,8 @@ def measure(tasks: int, secs: float) -> Row:
     ps = max(1, tasks // (PS_PER_WORKERS + 1))
     workers = tasks - ps
     began = time.monotonic()
-    config = load(
-        [f"cluster={ps}ps{workers}w", "model=mlp", f"train.batch_size={workers}", "train.steps=1000000000"],
-        lambda config: [],
-    )
-    plan = make(config)
+    given = load([f"cluster={ps}ps{workers}w", "model=mlp", f"train.batch_size={workers}", "train.steps=1000000000"])
+    config, plan = make(given.config)
     plan_secs = time.monotonic() - began
     with stand_ins(plan) as addresses, tempfile.TemporaryDirectory() as folder:
         plan = replace(plan, tasks=tuple(replace(task, control=addresses[task.name]) for task in plan.tasks))

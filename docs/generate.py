@@ -22,9 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from trainer.config import json_schema, schema
+from trainer.config import json_schema, schema, typed
 from trainer.config.comments import comments_of, sentence
-from trainer.config.help_page import KEYS
 from trainer.config.keys import shown
 from trainer.faults import exit_codes
 from trainer.faults.problems import KINDS
@@ -37,12 +36,12 @@ TYPES = {"int": "integer", "float": "number", "bool": "`true` or `false`", "str"
 # The config.
 def config() -> str:
     """Every key of the schema: one table for each section, then the meaning of its choices."""
-    comments = comments_of(schema)
-    top = [field for field in dataclasses.fields(schema.RunConfig) if not _is_section(field)]
-    sections = [field for field in dataclasses.fields(schema.RunConfig) if _is_section(field)]
-    parts = ["## Top level", "", *_section("", schema.RunConfig, top, comments)]
+    comments = comments_of(schema, typed)
+    top = [field for field in dataclasses.fields(typed.TypedConfig) if not _is_section(field)]
+    sections = [field for field in dataclasses.fields(typed.TypedConfig) if _is_section(field)]
+    parts = ["## Top level", "", *_section(typed.TypedConfig, top, comments)]
     for field in sections:
-        parts += _page_of(field.name, _type(schema.RunConfig, field), comments)
+        parts += _page_of(field.name, _type(typed.TypedConfig, field), comments)
     return "\n".join(parts)
 
 
@@ -52,7 +51,7 @@ def bench_config() -> str:
 
     fields = dataclasses.fields(bench.BenchConfig)
     comments = comments_of(bench)
-    return "\n".join(_section("bench.", bench.BenchConfig, fields, comments))
+    return "\n".join(_section(bench.BenchConfig, fields, comments))
 
 
 def _page_of(name: str, kind: Any, comments: dict[str, dict[str, str]]) -> Iterator[str]:
@@ -61,13 +60,13 @@ def _page_of(name: str, kind: Any, comments: dict[str, dict[str, str]]) -> Itera
     if not doc.startswith(f"{kind.__name__}("):  # the docstring that a dataclass gets by itself
         yield from (" ".join(doc.split()), "")
     plain = [field for field in dataclasses.fields(kind) if not _is_section(field)]
-    yield from _section(f"{name}.", kind, plain, comments)
+    yield from _section(kind, plain, comments)
     for field in dataclasses.fields(kind):
         if _is_section(field):
             yield from _page_of(f"{name}.{field.name}", _type(kind, field), comments)
 
 
-def _section(prefix: str, kind: Any, fields: Sequence[Any], comments: dict[str, dict[str, str]]) -> Iterator[str]:
+def _section(kind: Any, fields: Sequence[Any], comments: dict[str, dict[str, str]]) -> Iterator[str]:
     yield from ("| key | type | default | meaning |", "|---|---|---|---|")
     choices = []
     for field in fields:
@@ -76,7 +75,6 @@ def _section(prefix: str, kind: Any, fields: Sequence[Any], comments: dict[str, 
         if isinstance(of, type) and issubclass(of, Enum):
             choices.append((field.name, of))
             meaning = meaning or sentence(of.__doc__)
-        meaning = meaning or KEYS.get(f"{prefix}{field.name}", "")
         if readers := field.metadata.get("read_by"):
             meaning = f"{meaning} (read by {', '.join(readers)})".strip()
         bounds = [(words, field.metadata[name]) for name, words in BOUNDS.items() if name in field.metadata]

@@ -19,6 +19,8 @@ from omegaconf import DictConfig
 from trainer.config import compose, sources
 from trainer.config.schema import RunConfig
 from trainer.config.sources import CommandLine
+from trainer.plan import validate
+from trainer.plan.devices import Machine
 
 GROUPS = {path.name for path in sources.conf_dir().iterdir() if path.is_dir()}
 WITHOUT_COPIES = ("user=", "experiment=", "hydra")  # they bring choices of their own, or are Hydra's
@@ -26,12 +28,26 @@ WITHOUT_COPIES = ("user=", "experiment=", "hydra")  # they bring choices of thei
 compose_with_hydra, _content = sources.compose, sources.content
 
 
-def load(overrides: Sequence[str], *steps: compose.Step, config_dir: str | None = None) -> RunConfig:
+def load(
+    overrides: Sequence[str], complete: compose.Complete = compose.as_composed, config_dir: str | None = None
+) -> RunConfig:
+    """Returns the config of the run of what trainer.config.compose.load returns; raises what that does."""
+    return invoke(overrides, complete, config_dir).config
+
+
+def invoke(
+    overrides: Sequence[str], complete: compose.Complete = compose.as_composed, config_dir: str | None = None
+) -> compose.Invocation:
     """Returns or raises what trainer.config.compose.load does."""
     if config_dir is not None or any(text.lstrip("+").startswith(WITHOUT_COPIES) for text in overrides):
-        return compose.load(overrides, *steps, config_dir=config_dir)
+        return compose.load(overrides, complete, config_dir=config_dir)
     with mock.patch.multiple(sources, compose=compose_a_copy, content=_content_once, user_files=lambda line: []):
-        return compose.load(overrides, *steps)
+        return compose.load(overrides, complete)
+
+
+def validated_on(machine: Machine) -> compose.Complete:
+    """Returns what validates a config as for a run on a machine, with nothing completed."""
+    return lambda typed, config: (config, validate.validate(config, machine, typed.mode, typed.target))
 
 
 def compose_a_copy(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, dict[str, Any]]:

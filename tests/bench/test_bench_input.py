@@ -58,7 +58,7 @@ def test_every_data_set_has_a_case_that_opens_and_holds_a_batch(tmp_path, monkey
     monkeypatch.setattr(bench_input, "mnist_10k", lambda: few(mnist_10k()))
     covered = set()
     for case in bench_input.cases(tmp_path):
-        config = load([*case.overrides, f"model={case.model}"], lambda config: [])
+        config = load([*case.overrides, f"model={case.model}"])
         data = open_data(config.data.name, config.data.options, seed=0)
         assert data.train.count >= BATCH, case.name
         covered.add(config.data.name)

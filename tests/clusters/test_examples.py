@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from quick_config import load, validated_on
 from runs import Run
 
 from trainer.config import arguments
-from trainer.config.compose import load
-from trainer.plan import validate
 from trainer.plan.devices import Machine
 
 pytestmark = pytest.mark.slow
@@ -51,7 +50,7 @@ def test_the_first_lines_say_what_to_type_how_long_it_takes_and_what_comes_out(n
     for words, promised in commands(name):
         given = arguments.sort(words)
         assert given.faults == ()
-        config = load(given.overrides, lambda config: validate.validate(config, Machine(cores=2, gpus=0)))
+        config = load(given.overrides, validated_on(Machine(cores=2, gpus=0)))
         assert config.user is not None
         assert Path(config.user).name == f"{name}.py"
         assert config.seed == 1  # or another run might miss what is promised

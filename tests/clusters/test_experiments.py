@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 import yaml
+from quick_config import load, validated_on
 from runs import Run
 
-from trainer.config.compose import load
-from trainer.plan import validate
 from trainer.plan.devices import Machine
 
 pytestmark = pytest.mark.slow
@@ -57,7 +56,7 @@ def test_every_command_in_a_header_composes(name):
     added = [line.partition(" add: ")[2] for line in header(name) if " add: " in line]
     for overrides in [*(c.split()[3:] for c in commands), *([f"experiment={name}", *keys.split()] for keys in added)]:
         typed = [override.strip("'") for override in overrides]
-        assert load(typed, lambda config: validate.validate(config, machine)).name
+        assert load(typed, validated_on(machine)).name
 
 
 def test_the_two_between_graph_experiments_differ_in_their_strategy_alone():

@@ -44,6 +44,15 @@ def load(*overrides: str) -> RunConfig:
     return quick_config.load(overrides)
 
 
+def targets_of(config: RunConfig) -> FaultTargets:
+    return FaultTargets.of(config.cluster, config.strategy, config.train.steps)
+
+
+def budget_of(*overrides: str) -> report.RecoveryBudget:
+    config = load(*overrides)
+    return report.RecoveryBudget(targets_of(config), config.restart, config.timeouts)
+
+
 def fault(text: str) -> Fault:
     (one,) = parse(text, CLUSTER)
     return one
@@ -137,7 +146,7 @@ def test_all_bad_faults_are_reported_in_one_pass():
 
 @pytest.mark.parametrize("text", ["kill worker:1 in push @40; kill chief @120", "cut worker:1->ps:0 @60 for 15s"])
 def test_the_override_of_a_schedule_can_be_pasted(text):
-    assert load("cluster=2ps3w", typed(text).strip("'")).chaos.schedule == text
+    assert quick_config.invoke(["cluster=2ps3w", typed(text).strip("'")]).typed.chaos.schedule == text
 
 
 def test_without_shards_no_task_reaches_a_push():
@@ -160,7 +169,7 @@ def test_without_a_second_task_there_is_no_link():
     ids=["ps", "workers", "local"],
 )
 def test_the_tasks_and_who_holds_state_follow_from_the_config(overrides, targets):
-    assert FaultTargets.of(load(*overrides)) == targets
+    assert targets_of(load(*overrides)) == targets
 
 
 # Random faults
@@ -233,19 +242,22 @@ def test_a_soak_has_no_faults_at_a_place():
     ],
 )
 def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, message):
-    (problem,) = check.check(load("mode=chaos", "cluster=2w", *overrides))
+    given = quick_config.invoke(["mode=chaos", "cluster=2w", *overrides])
+    (problem,) = check.check(given.config, given.typed.chaos)
     assert problem.key == key
     assert message in problem.message
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path):
     (tmp_path / "unbroken").mkdir()
-    (problem,) = check.check(load("mode=chaos", "chaos.random=1", f"run={tmp_path}"))
+    given = quick_config.invoke(["mode=chaos", "chaos.random=1", f"run={tmp_path}"])
+    (problem,) = check.check(given.config, given.typed.chaos)
     assert "holds an earlier run" in problem.message
 
 
 def test_a_soak_has_no_last_step_and_a_budget_for_each_fault():
-    config = check.adapted(load("mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"))
+    given = quick_config.invoke(["mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"])
+    config = check.adapted(given.config, given.typed.chaos)
     assert config.train.steps == 10**9
     assert config.restart.window_secs == 20
 
@@ -749,11 +761,11 @@ def test_a_short_attempt_is_not_checked_for_growth(cluster: Cluster):
     ],
 )
 def test_the_allowed_recovery_time_follows_from_the_timeouts(text, secs):
-    assert report.allowed_secs(fault(text), load("cluster=2ps3w", "train.steps=150")) == secs
+    assert budget_of("cluster=2ps3w").allowed_secs(fault(text)) == secs
 
 
 def test_losing_a_worker_that_holds_a_shard_is_losing_the_shard():
-    assert report.allowed_secs(fault("kill worker:1 @40"), load("cluster=4w")) == 14
+    assert budget_of("cluster=4w").allowed_secs(fault("kill worker:1 @40")) == 14
 
 
 KILL = Fault("kill", "worker:1", ("worker:1",), 40)
@@ -771,12 +783,12 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
     ids=["in time", "at the end", "too slow", "no fault", "failed"],
 )
 def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, problems):
-    assert report.judge(code, [KILL], measured, load("cluster=2ps3w", "train.steps=150")) == problems
+    assert report.judge(code, [KILL], measured, budget_of("cluster=2ps3w")) == problems
 
 
 def test_a_run_may_end_while_a_link_is_slow():
     slow = fault("delay worker:1->ps:0 50ms @40 for 10s")
-    assert report.judge(0, [slow], [Recovery(slow, 40, None, 0)], load("cluster=2ps3w")) == []
+    assert report.judge(0, [slow], [Recovery(slow, 40, None, 0)], budget_of("cluster=2ps3w")) == []
 
 
 def leave_run(folder: Path, digest: str, losses: list[float], accuracies: Sequence[float] = ()) -> Path:
@@ -834,8 +846,7 @@ OUTCOMES = [
 
 
 def test_the_table_has_a_row_for_each_kind():
-    config = load("cluster=2ps3w", "train.steps=150")
-    assert report.markdown(report.rows(OUTCOMES, config)) == (
+    assert report.markdown(report.rows(OUTCOMES, budget_of("cluster=2ps3w"))) == (
         "| kind | runs | finished | identical | recover p50 s | max s | allowed s | steps lost max |\n"
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
         "| kill-worker | 2 | 2 | 2 | 3.0 | 4.0 | 13.0 | 0 |\n"

@@ -10,7 +10,7 @@ import sys
 from trainer import __main__
 from trainer.commands.by_mode import COMMANDS, TRAINING
 from trainer.commands.start import restart_as_task
-from trainer.config.schema import Mode
+from trainer.config.typed import Mode
 from trainer.plan.environment import for_tasks
 
 

@@ -22,6 +22,7 @@ from trainer.commands.check import claims
 from trainer.commands.runs import attach, checkpoints, continue_run, log, report, save, status, stop, table
 from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
+from trainer.config.typed import AttachConfig, ReportCommandConfig, RunsConfig
 from trainer.faults import exit_codes
 from trainer.launch.ending import stopped
 from trainer.launch.progress import HistoryLines
@@ -135,13 +136,13 @@ def follow(directory: RunDirectory, config: RunConfig) -> None:
 
 Read = Callable[[RunDirectory, RunConfig], object]
 READERS: dict[str, Read] = {
-    "attach": lambda directory, config: attach.run(directory, config.attach, as_json=False),
+    "attach": lambda directory, config: attach.run(directory, AttachConfig(), as_json=False),
     "log": lambda directory, config: log.run(directory, config.loggers),
-    "report": lambda directory, config: report.run(directory, config.report),
+    "report": lambda directory, config: report.run(directory, ReportCommandConfig()),
     "save": lambda directory, config: save.run(directory, as_json=False),
     "status": lambda directory, config: status.show(directory, as_json=False),
     "stop": lambda directory, config: stop.run(directory, as_json=False),
-    "table": lambda directory, config: table.run(config.runs, as_json=False),
+    "table": lambda directory, config: table.run(RunsConfig(folder=str(directory.path.parent)), as_json=False),
     "status as JSON": lambda directory, config: status.show(directory, as_json=True),
     "check": lambda directory, config: claims.run(directory.path),
     "continue": lambda directory, config: continue_run.run(config, START),
@@ -196,7 +197,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 @pytest.fixture
 def copied(intact: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], RunDirectory]:
     """Makes a copy of the run, in which nothing trains and no process is started."""
-    monkeypatch.setattr(continue_run.train, "run", lambda config, start: exit_codes.OK)
+    monkeypatch.setattr(continue_run.train, "run", lambda config, start, **_: exit_codes.OK)
     monkeypatch.setattr(continue_run.validate, "validate", lambda config, machine: [])
     monkeypatch.setattr(log, "Loggers", _NoLoggers)
     monkeypatch.setattr(RunDirectory, "read_config", _read_config_once)
@@ -215,7 +216,7 @@ def copied(intact: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def configs(intact: RunDirectory, tmp_path: Path) -> tuple[RunConfig, RunConfig]:
     """Of a command about the copied run, and of one that launches it again."""
     run = f"run={tmp_path / 'run'}"
-    of_run = load([run, "cluster=1ps1w", "loggers=[csv]", f"runs.folder={tmp_path}"])
+    of_run = load([run, "cluster=1ps1w", "loggers=[csv]"])
     return of_run, load([f"user={intact.path.parent}/mine.py", run, "cluster=1ps1w"])
 
 

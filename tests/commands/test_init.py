@@ -15,11 +15,11 @@ import json_schemas
 import pytest
 import yaml
 from forks import Forks
+from quick_config import load
 from runs import LONGEST_SECS, Run
 
 from trainer.commands.start import start_early
 from trainer.config import json_schema
-from trainer.config.compose import load
 
 pytestmark = pytest.mark.slow
 

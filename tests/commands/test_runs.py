@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forks import Forks
-from quick_config import load
+from quick_config import invoke, load
 from runs import wait_until
 
 from trainer.commands import validation
@@ -208,14 +208,14 @@ def test_other_data_has_the_options_of_the_run_but_for_what_is_typed(tmp_path, m
     path = make_run(tmp_path / "run", "data=csv", *stored)
     typed = ["evaluate", f"run={path}", *words.split()]
     monkeypatch.setattr(sys, "argv", ["trainer", *typed])
-    config = load(arguments.sort(typed).overrides, validation.resolve, validation.validate)
-    other = evaluate.other_data(config, RunDirectory(path))
+    given = invoke(arguments.sort(typed).overrides, validation.complete)
+    other = evaluate.other_data(given.config, RunDirectory(path))
     if options is None:
         assert other is None
     else:
         shown = other.data.options
         assert {name: shown[name] for name in options} == options
-    assert config.export.checkpoint == ("best" if "checkpoint=best" in words else "last")
+    assert given.typed.export.checkpoint == ("best" if "checkpoint=best" in words else "last")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_other_data_has_the_options_of_the_run_but_for_what_is_typed(tmp_path, m
 )
 def test_a_checkpoint_and_a_file_are_named_in_words_that_the_command_knows(words, keys):
     with pytest.raises(ConfigError) as caught:
-        load(arguments.sort(words.split()).overrides, validation.resolve, validation.validate)
+        load(arguments.sort(words.split()).overrides, validation.complete)
     assert [one.key for one in caught.value.problems] == keys
 
 

@@ -24,7 +24,8 @@ from trainer.commands.sweep.shares import TrialShare, check, shares
 from trainer.commands.sweep.space import Range
 from trainer.commands.sweep.trials import DONE, WAITING, OtherSweepError, Sweep, SweepSettings, Trial, rungs, survivors
 from trainer.config import arguments
-from trainer.config.schema import Launch, LaunchConfig, RunConfig, SweepConfig
+from trainer.config.schema import DeviceConfig, Launch, LaunchConfig
+from trainer.config.typed import SweepConfig
 from trainer.plan.devices import Machine
 
 SEED = 3
@@ -142,7 +143,7 @@ def test_trials_at_the_same_time_have_shares_that_do_not_overlap(monkeypatch):
     machine = Machine(cores=5, gpus=4)
 
     def given(**asked: int) -> list[TrialShare]:
-        return shares(RunConfig(sweep=SweepConfig(**asked)), machine)
+        return shares(SweepConfig(**asked), machine)
 
     assert given() == [TrialShare()]
     assert given(parallel=2, cores_per_trial=2) == [
@@ -191,7 +192,7 @@ def test_what_is_drawn_does_not_depend_on_which_trial_is_faster(tmp_path, monkey
 def test_a_machine_is_shared_out_only_as_far_as_it_reaches(asked, message):
     launch = LaunchConfig(name=Launch(asked.get("launch", "local")))
     asked = {name: value for name, value in asked.items() if name != "launch"}
-    (problem,) = check(RunConfig(sweep=SweepConfig(**asked), launch=launch), Machine(cores=5, gpus=1))
+    (problem,) = check(SweepConfig(**asked), launch, DeviceConfig(), Machine(cores=5, gpus=1))
     assert str(problem).startswith(message)
 
 

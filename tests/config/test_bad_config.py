@@ -29,11 +29,11 @@ def here(tmp_path, monkeypatch):
 def experiment(here, refused):
     """Writes mine/experiment/bad.yaml, which must be refused with these codes."""
 
-    def refuse(codes, content, *overrides, check=lambda config: []):
+    def refuse(codes, content, *overrides, complete=compose.as_composed):
         path = here / "mine" / "experiment" / "bad.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else (GLOBAL + content).encode())
-        return refused(codes, load, ["experiment=bad", *overrides], check, config_dir="mine")
+        return refused(codes, load, ["experiment=bad", *overrides], complete, config_dir="mine")
 
     return refuse
 
@@ -261,7 +261,7 @@ def test_the_last_file_that_gives_a_value_is_named_unless_an_override_does(exper
     content = "train: {batch_size: -1}\ncluster: {addresses: {ps: [a, b]}}\n"
     problem = Problem("cluster.addresses.ps[1]", "malformed", "is no address", "e.g. a:2222")
     codes = "train.batch_size/out-of-range cluster.addresses.ps/malformed"
-    experiment(codes, content, "train.batch_size=-2", "model=mlp", check=lambda config: [problem])
+    experiment(codes, content, "train.batch_size=-2", "model=mlp", complete=lambda _, config: (config, [problem]))
 
 
 def test_a_mistake_in_a_group_file_is_reported_with_the_file_and_the_whole_key(tmp_path, refused):
@@ -383,12 +383,12 @@ def test_a_function_has_the_options_that_it_takes(here, refused):
 # All at once.
 
 
-def divides(config):
+def divides(_, config):
     replicas = config.cluster.worker
     if config.train.batch_size % replicas == 0:
-        return []
+        return config, []
     message = f"{config.train.batch_size} examples do not divide by {replicas} replicas"
-    return [Problem("train.batch_size", "not-divisible", message, f"e.g. train.batch_size={replicas}")]
+    return config, [Problem("train.batch_size", "not-divisible", message, f"e.g. train.batch_size={replicas}")]
 
 
 # What is typed and checked: a value that is known to be wrong is not blamed twice.
@@ -409,7 +409,7 @@ def test_mistakes_of_every_kind_are_reported_in_one_pass_with_those_of_checks(re
     refused(codes, load, typed.split(), divides)
 
 
-def broken(config):
+def broken(typed, config):
     raise ZeroDivisionError("a fault of the check")
 
 
@@ -447,7 +447,7 @@ def test_a_bad_command_line_prints_only_its_mistakes_exits_with_2_and_leaves_not
     for name, content in files.items():
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(content)
-    program = "from trainer.config import compose; compose.run(lambda config: 0, lambda config: [])"
+    program = "from trainer.config import compose; compose.run(lambda given: 0, compose.as_composed)"
     done = python.run("-c", program, *arguments, cwd=here)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == snapshot

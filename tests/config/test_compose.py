@@ -17,9 +17,9 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 import trainer
 from trainer.config import completion, compose, help_page, keys, sources, user_file
 from trainer.config.cluster_size import ClusterSize, nearest_size, parse_size
-from trainer.config.compose import load
-from trainer.config.schema import Mode, OptimizerName, RunConfig
-from trainer.faults.problems import ConfigError, Problem
+from trainer.config.schema import OptimizerName
+from trainer.config.typed import Mode
+from trainer.faults.problems import ConfigError
 
 ROOT = Path(__file__).parents[2]
 USER_FILE = """
@@ -42,15 +42,15 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def no_problems(config: RunConfig) -> list[Problem]:
-    return []
+def load(overrides, **options):
+    return compose.load(overrides, **options).config
 
 
-def run(monkeypatch, *arguments, main=lambda config: 0, check=no_problems):
+def run(monkeypatch, *arguments, main=lambda config: 0, complete=compose.as_composed):
     """The exit code of `python -m trainer` with these arguments."""
     monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
     with pytest.raises(SystemExit) as raised:
-        compose.run(main, check)
+        compose.run(lambda given: main(given.config), complete)
     return raised.value.code
 
 
@@ -238,7 +238,7 @@ def test_functions_named_model_and_data_are_chosen_by_default(here, monkeypatch)
     configs = []
     monkeypatch.setattr("sys.argv", ["trainer", "--multirun", "user=my.py", "model.options.width=3,4"])
     with pytest.raises(SystemExit, match="^0$"):
-        compose.run(lambda config: configs.append(config) or 0)
+        compose.run(lambda given: configs.append(given.config) or 0, compose.as_composed)
     assert [one.model.options["width"] for one in configs] == [3, 4]
 
 
@@ -435,7 +435,14 @@ def test_the_scripts_of_shells_ask_for_candidates(here, monkeypatch, capsys, she
 def test_a_first_word_that_is_a_mode_is_that_mode(here, monkeypatch):
     for arguments in (["plan", "cluster=2ps4w"], ["--config-dir=.", "plan"], ["plan", "mode=plan"]):
         modes = []
-        assert run(monkeypatch, *arguments, main=lambda config, modes=modes: modes.append(config.mode) or 0) == 0
+        assert (
+            run(
+                monkeypatch,
+                *arguments,
+                complete=lambda typed, config, modes=modes: modes.append(typed.mode) or (config, []),
+            )
+            == 0
+        )
         assert modes == [Mode.plan]
 
 
@@ -509,7 +516,7 @@ def test_an_installed_package_finds_its_own_conf(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.gz", "*.npz")
     shutil.copytree(ROOT / "trainer", tmp_path / "trainer", ignore=ignored)
     shutil.copytree(ROOT / "conf", tmp_path / "trainer" / "conf")
-    printed = "sources.conf_dir(), load(['cluster=4w']).cluster.worker"
+    printed = "sources.conf_dir(), load(['cluster=4w']).config.cluster.worker"
     program = f"from trainer.config.compose import load, sources; print({printed})"
     out = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, text=True)
     assert out == f"{tmp_path / 'trainer' / 'conf'} 4\n"
@@ -521,6 +528,6 @@ def test_a_config_knows_which_keys_of_the_optimizer_were_given(tmp_path):
         "# @package _global_\ndefaults:\n  - override /optimizer: adam\noptimizer: {ema: 0.9}\n"
     )
     typed = [[], ["optimizer=adam"], ["optimizer.learning_rate=0.001", "optimizer.schedule.name=cosine"]]
-    assert [load(words).optimizer.given for words in typed] == [[], ["name"], ["learning_rate", "schedule"]]
-    given = load(["experiment=mine", "optimizer.momentum=0"], config_dir=str(tmp_path)).optimizer.given
-    assert given == ["ema", "momentum", "name"]
+    assert [load(words).given for words in typed] == [(), ("name",), ("learning_rate", "schedule")]
+    given = load(["experiment=mine", "optimizer.momentum=0"], config_dir=str(tmp_path)).given
+    assert given == ("ema", "momentum", "name")

@@ -12,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainer.config import json_schema, keys
-from trainer.config.schema import RunConfig
+from trainer.config.typed import TypedConfig
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json_schema.config_schema()
@@ -85,7 +85,7 @@ def test_what_the_trainer_takes_the_schema_takes(text):
 
 
 def test_the_defaults_of_the_trainer_follow_the_schema():
-    assert errors(OmegaConf.to_yaml(OmegaConf.structured(RunConfig))) == []
+    assert errors(OmegaConf.to_yaml(OmegaConf.structured(TypedConfig))) == []
 
 
 def test_every_key_is_in_the_schema_with_its_meaning():

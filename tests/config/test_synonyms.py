@@ -6,7 +6,7 @@ import pytest
 from quick_config import load
 
 from trainer.config import arguments, synonyms
-from trainer.config.schema import Mode
+from trainer.config.typed import Mode
 from trainer.faults.problems import ConfigError
 
 SETTINGS = {  # what is typed, and what should be
@@ -109,7 +109,7 @@ def test_a_file_chooses_from_a_group_by_name(tmp_path, monkeypatch, content, typ
     (tmp_path / "mine.yaml").write_text(content)
     config = load(["experiment=mine.yaml", *typed.split()])
     assert (config.optimizer.name.value, config.cluster.name, config.model.name) == chosen
-    assert config.optimizer.given == ["name"]
+    assert config.given == ("name",)
 
 
 def test_a_choice_that_a_group_does_not_have_and_a_key_with_dots_are_refused(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def typed(*words: str, config_dir=None):
     """The config of what is typed behind `python -m trainer`."""
     line = arguments.sort(words)
     assert line.faults == ()
-    return load(line.overrides, config_dir=config_dir)
+    return load(line.overrides, config_dir=config_dir).config
 
 
 def test_a_path_alone_brings_the_experiment_and_the_functions_of_its_user_file(folder):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from forks import Forks
-from quick_config import load
+from quick_config import load, validated_on
 from runs import LONGEST_SECS
 
 from bench import config as bench
 from trainer.config import arguments
 from trainer.launch.describe import describe
-from trainer.plan import make, validate
+from trainer.plan import make
 from trainer.plan.description import Description, ModelProbe
 from trainer.plan.devices import Machine
 
@@ -123,7 +123,7 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
         typed = [w for w in words if not w.startswith(("mode=", "launch=", "plan.write_to=", "--"))]
         overrides = arguments.sort(typed).overrides
         folder = next((w.partition("=")[2] for w in words if w.startswith("--config-dir=")), None)
-        config = load(overrides, lambda config: validate.validate(config, machine), config_dir=folder)
+        config = load(overrides, validated_on(machine), config_dir=folder)
         if not config.data.name.startswith(("npz", "tfrecord", "csv", "criteo", "images")) and not EXAMPLE.search(
             command
         ):

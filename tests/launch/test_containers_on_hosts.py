@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from quick_config import load
 
 from trainer.config.schema import RunConfig
+from trainer.config.typed import Mode, Target
 from trainer.faults import exit_codes
 from trainer.launch.containers import on_hosts
 from trainer.launch.containers.docker_errors import DockerError
@@ -33,8 +35,9 @@ time.sleep(60)
 def config_with(script: Path, text: str) -> RunConfig:
     script.write_text(text)
     config = load(["cluster=2ps2w", "cluster.hosts=[gpu1,gpu2]", "launch=docker"])
-    config.launch.ssh = f"{sys.executable} {script}"
-    assert [*resolve_hosts(config), *check_containers(config)] == []
+    config = replace(config, launch=replace(config.launch, ssh=f"{sys.executable} {script}"))
+    config, problems = resolve_hosts(config, Mode.train)
+    assert [*problems, *check_containers(config, Mode.train, Target.compose)] == []
     return config
 
 
@@ -48,7 +51,7 @@ def config_with(script: Path, text: str) -> RunConfig:
 def test_a_host_that_does_not_answer_is_named_with_what_ssh_said(tmp_path: Path, text: str, message: str):
     config = config_with(tmp_path / "ssh.py", text)
     before = {path.name for path in Path("/proc").glob("[0-9]*") if is_of(path, tmp_path)}
-    with pytest.raises(DockerError, match=message), Engines(config):
+    with pytest.raises(DockerError, match=message), Engines(config.launch, config.cluster):
         pass
     assert {path.name for path in Path("/proc").glob("[0-9]*") if is_of(path, tmp_path)} == before
 
@@ -96,7 +99,7 @@ class FakeEngine(DockerEngine):
 def test_tasks_of_a_lost_host_have_ended_and_start_when_it_is_reached_again(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(on_hosts, "ContainerTasks", FakeTasks)
     config = config_with(tmp_path / "ssh.py", REFUSES)
-    engines = Engines(config)
+    engines = Engines(config.launch, config.cluster)
     tunnel, client = FakeTunnel(), None
     engines.by_host = {host: FakeEngine(tunnel, client) for host in ("gpu1", "gpu2")}  # type: ignore[arg-type]
     specs: Any = [SimpleNamespace(task=task, host=host) for task, host in host_by_task(config.cluster).items()]

@@ -12,6 +12,7 @@ import pytest
 from quick_config import load
 
 from trainer.config import versions
+from trainer.config.typed import Mode
 from trainer.launch.hosts import launcher
 from trainer.launch.hosts import tasks as module
 from trainer.launch.hosts.connection import Connection
@@ -47,7 +48,8 @@ def test_what_is_different_on_a_host_is_named(different: dict, message: str):
 
 def test_gpus_that_a_host_lacks_are_refused():
     config = load(["cluster=2ps2w", "cluster.hosts=[a,b]", "launch=ssh", "device.gpus={worker:[1]}"])
-    assert resolve_hosts(config) == []
+    config, problems = resolve_hosts(config, Mode.train)
+    assert problems == []
     found = [*launcher._check_gpus(config, {"a": replace(ALIKE, gpus=2), "b": ALIKE})]
     assert [one.message for one in found] == ["worker:1 is assigned GPU 1, but b has only 0 GPUs"]
 

@@ -59,7 +59,7 @@ def _refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def why_not(*overrides: str, pages: Path | None = None) -> str:
-    return isolation.why_not(load(list(overrides), lambda config: []), pages)
+    return isolation.why_not(load(list(overrides)), pages)
 
 
 def user_file(folder: Path) -> str:
@@ -143,7 +143,7 @@ def test_a_gpu_whose_files_are_missing_is_a_reason_unless_root_can_make_them(mon
     ],
 )
 def test_always_is_refused_where_it_makes_no_sense(overrides, reason):
-    config = load([*overrides, "security.isolate=always"], lambda config: [])
+    config = load([*overrides, "security.isolate=always"])
     problems = [
         str(problem) for problem in validate(config, Machine(cores=2, gpus=0)) if problem.key == "security.isolate"
     ]

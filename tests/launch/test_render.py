@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.config.schema import ClusterConfig, ContainerConfig, DataConfig, Launch, LaunchConfig, Mode, RunConfig
+from trainer.config.schema import (
+    ClusterConfig,
+    ContainerConfig,
+    DataConfig,
+    HistoryConfig,
+    Launch,
+    LaunchConfig,
+    RunConfig,
+    TimeoutsConfig,
+)
+from trainer.config.typed import Mode, Target
 from trainer.faults.problems import Problem
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
@@ -88,8 +98,7 @@ def test_no_port_of_a_task_is_published_and_its_network_is_internal():
     ],
 )
 def test_only_tasks_that_write_can_write(job, journal, profile, expected):
-    config = RunConfig(profile=profile)
-    config.history.journal = journal
+    config = RunConfig(profile=profile, history=HistoryConfig(journal=journal))
     specs = container_specs(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
     assert [m.target for m in container_of("worker:0", specs).mounts if m.is_writable] == [INSIDE]
     writable = [m.target for m in container_of(f"{job}:1", specs).mounts if m.is_writable]
@@ -132,8 +141,7 @@ def test_limits_are_those_of_the_config():
 
 
 def test_a_stop_has_more_time_than_a_save_may_take():
-    config = RunConfig()
-    config.timeouts.stop_grace_secs = 20
+    config = RunConfig(timeouts=TimeoutsConfig(stop_grace_secs=20))
     assert rendered(config, task("worker", 0))["services"]["worker-0"]["stop_grace_period"] == "35s"
 
 
@@ -177,12 +185,12 @@ def test_the_inputs_of_a_run_have_absolute_paths_and_are_visible(tmp_path: Path,
         (tmp_path / name).touch()
     for name in ("photos", "test", "others"):
         (tmp_path / name).mkdir()
-    config = RunConfig(user="mine.py", resume="old")
     folders, _ = with_absolute_paths(
         RunConfig(data=DataConfig("images", {"path": "photos", "evaluate": "./others", "split": "test"}))
     )
     assert folders.data.options == {"path": f"{tmp_path}/photos", "evaluate": f"{tmp_path}/others", "split": "test"}
-    config.data.options = {"path": "digits.npz", "train": "./train-*.tfrecord", "feature": "image", "classes": 10}
+    options = {"path": "digits.npz", "train": "./train-*.tfrecord", "feature": "image", "classes": 10}
+    config = RunConfig(user="mine.py", resume="old", data=DataConfig("tfrecord", options))
     absolute, inputs = with_absolute_paths(config)
     assert (absolute.user, absolute.resume) == (f"{tmp_path}/mine.py", f"{tmp_path}/old")
     assert absolute.data.options == {
@@ -192,7 +200,6 @@ def test_the_inputs_of_a_run_have_absolute_paths_and_are_visible(tmp_path: Path,
         "classes": 10,
     }
     assert inputs == [str(tmp_path), f"{tmp_path}/old", f"{tmp_path}/digits.npz"]
-    assert config.user == "mine.py"  # the user's own config stays
 
 
 # Several hosts
@@ -200,8 +207,8 @@ def test_the_inputs_of_a_run_have_absolute_paths_and_are_visible(tmp_path: Path,
 
 def resolve(*listed: Any, cluster: str = "2ps4w", mode: Mode = Mode.render) -> tuple[RunConfig, list[Problem]]:
     ps, worker = int(cluster[0]), int(cluster[3])
-    config = RunConfig(mode=mode, cluster=ClusterConfig(cluster, ps, worker, hosts=list(listed)))
-    return config, hosts.resolve_hosts(config)
+    config = RunConfig(cluster=ClusterConfig(cluster, ps, worker, hosts=list(listed)))
+    return hosts.resolve_hosts(config, mode)
 
 
 def test_tasks_are_spread_evenly_over_hosts():
@@ -255,9 +262,10 @@ def test_hosts_are_for_a_launcher_that_starts_tasks_on_them():
     _, problems = resolve("gpu-a", "gpu-b", mode=Mode.train)
     assert "type launch=ssh, or launch=docker; or trainer render" in str(problems[0])
     config = RunConfig(cluster=ClusterConfig("2ps4w", 2, 4), launch=LaunchConfig(Launch.ssh))
-    assert "ssh starts the tasks on cluster.hosts, and there are none" in str(hosts.resolve_hosts(config)[0])
-    config.cluster.hosts = ["gpu-a", "gpu-b"]
-    assert hosts.resolve_hosts(config) == []
+    _, (problem,) = hosts.resolve_hosts(config, Mode.train)
+    assert "ssh starts the tasks on cluster.hosts, and there are none" in str(problem)
+    config = replace(config, cluster=replace(config.cluster, hosts=["gpu-a", "gpu-b"]))
+    assert hosts.resolve_hosts(config, Mode.train)[1] == []
 
 
 # Bad input
@@ -266,28 +274,28 @@ def test_hosts_are_for_a_launcher_that_starts_tasks_on_them():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: setattr(c.container, "mounts", ["data"]), "'data' is not the absolute path"),
-        (lambda c: setattr(c.container, "mounts", ["/data/../etc"]), "is not the absolute path"),
-        (lambda c: setattr(c.container, "mounts", ["/"]), "/ would hide /tmp"),
-        (lambda c: setattr(c.container, "mounts", ["/tmp"]), "/tmp would hide /tmp"),
-        (lambda c: setattr(c.container, "mounts", ["/opt"]), "/opt would hide /opt/libraries"),
-        (lambda c: setattr(c.container, "mounts", ["/usr/bin"]), "/usr/bin would hide /usr"),
-        (lambda c: setattr(c.container, "mounts", ["/no/such/folder"]), "/no/such/folder does not exist"),
-        (lambda c: setattr(c.container, "memory_mib", {"worker": 5}), "5 is out of range; it must be at least 512"),
-        (
-            lambda c: setattr(c.container, "memory_mib", {"wroker": 900}),
-            "'wroker' is neither a job nor a task of the cluster",
-        ),
-        (lambda c: setattr(c.container, "cpus", {"worker": 0.0}), "0.0 is out of range; it must be at least 0.1"),
-        (lambda c: setattr(c, "job", "worker"), "starts no other task"),
-        (lambda c: setattr(c, "mode", Mode.chaos), "trainer chaos runs processes on this machine"),
-        (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers get their own network"),
+        ({"mounts": ["data"]}, "'data' is not the absolute path"),
+        ({"mounts": ["/data/../etc"]}, "is not the absolute path"),
+        ({"mounts": ["/"]}, "/ would hide /tmp"),
+        ({"mounts": ["/tmp"]}, "/tmp would hide /tmp"),
+        ({"mounts": ["/opt"]}, "/opt would hide /opt/libraries"),
+        ({"mounts": ["/usr/bin"]}, "/usr/bin would hide /usr"),
+        ({"mounts": ["/no/such/folder"]}, "/no/such/folder does not exist"),
+        ({"memory_mib": {"worker": 5}}, "5 is out of range; it must be at least 512"),
+        ({"memory_mib": {"wroker": 900}}, "'wroker' is neither a job nor a task of the cluster"),
+        ({"cpus": {"worker": 0.0}}, "0.0 is out of range; it must be at least 0.1"),
+        ({"job": "worker"}, "starts no other task"),
+        ({"mode": Mode.chaos}, "trainer chaos runs processes on this machine"),
+        ({"addresses": {"worker": ["a:1"]}}, "containers get their own network"),
     ],
 )
 def test_invalid_options_of_containers_are_refused_with_a_remedy(change, message):
-    config = RunConfig(launch=LaunchConfig(Launch.docker), cluster=ClusterConfig("1ps1w", 1, 1))
-    change(config)
-    problems = list(check_containers(config))
+    cluster = ClusterConfig("1ps1w", 1, 1, addresses=change.pop("addresses", {}))
+    mode, job = change.pop("mode", Mode.train), change.pop("job", None)
+    config = RunConfig(
+        launch=LaunchConfig(Launch.docker), cluster=cluster, job=job, container=ContainerConfig(**change)
+    )
+    problems = list(check_containers(config, mode, Target.compose))
     assert message in "\n".join(map(str, problems))
     assert all(problem.remedy for problem in problems)
 

@@ -29,7 +29,9 @@ def test_the_script_asks_for_what_the_config_says():
         "cluster=2ps4w", "launch=slurm", "slurm.time=2h", "slurm.nodes=2", "slurm.gpus_per_worker=1", "slurm.requeue=3",
         "slurm.args=\"--partition=gpu --comment='it is mine'\"",
     ])  # fmt: skip
-    text = job_script.render(config, ["python", "-m", "trainer", QUOTED], Path("/shared/runs/mine"))
+    text = job_script.render(
+        config.slurm, config.cluster, ["python", "-m", "trainer", QUOTED], Path("/shared/runs/mine")
+    )
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=mine\n#SBATCH --ntasks=6\n#SBATCH --nodes=2\n")
     for option in ("--gpus-per-node=2", "--time=02:00:00", "--requeue", "--partition=gpu", "'--comment=it is mine'"):
         assert f"\n#SBATCH {option}\n" in text
@@ -59,7 +61,7 @@ def test_the_job_is_queued_again_only_when_its_time_was_up(tmp_path: Path, comma
 
     def ended(code: int, state: str, restarts: str = "0") -> tuple[int, bool]:
         commands("squeue", f"echo {state}")
-        script.write_text(job_script.render(config, ["sh", "-c", f"exit {code}"], tmp_path))
+        script.write_text(job_script.render(config.slurm, config.cluster, ["sh", "-c", f"exit {code}"], tmp_path))
         environment = os.environ | {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": restarts}
         asked = tmp_path / "asked"
         asked.unlink(missing_ok=True)
@@ -75,7 +77,9 @@ def test_the_job_is_queued_again_only_when_its_time_was_up(tmp_path: Path, comma
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(launcher, "POLL_SECS", 0.01)
     config = load(["cluster=2ps4w", "launch=slurm"])
-    return launcher.run(config, ["cluster=2ps4w", "launch=slurm", "run=x"], RunDirectory(tmp_path / "run"))
+    return launcher.run(
+        config.slurm, config.cluster, ["cluster=2ps4w", "launch=slurm", "run=x"], RunDirectory(tmp_path / "run")
+    )
 
 
 def test_a_job_is_followed_to_its_exit_code(tmp_path: Path, commands, capsys, monkeypatch):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from quick_config import load
+from quick_config import load, validated_on
 
 from trainer.config.schema import RunConfig
-from trainer.plan import tf_config, validate
+from trainer.plan import resolve
 from trainer.plan.devices import Machine
 from trainer.storage.run_directory import config_hash
 
@@ -17,7 +17,7 @@ GOOD = {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}
 
 
 def validated(*overrides: str, machine: Machine = MACHINE) -> RunConfig:
-    return load(list(overrides), lambda config: validate.validate(config, machine))
+    return load(list(overrides), validated_on(machine))
 
 
 def with_addresses(ps: str = "10.0.0.1:2222", workers: str = "10.0.0.2:2222,10.0.0.3:2222") -> list[str]:
@@ -128,8 +128,8 @@ def test_a_task_started_alone_needs_addresses(refused):
 
 
 def adopt(value: object, *overrides: str) -> tuple[str, object]:
-    config = load(list(overrides))
-    answer = tf_config.resolve_tf_config(config, value if isinstance(value, str) else json.dumps(value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    config, answer = resolve.resolve(load(list(overrides)), {"TF_CONFIG": text})
     return "\n".join(map(str, answer)), config
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from forks import Forks
-from quick_config import load
+from quick_config import load, validated_on
 from snapshots import Snapshot, cases
 
 from trainer.config.schema import RunConfig
-from trainer.plan import validate
 from trainer.plan.devices import Machine
 
 pytestmark = pytest.mark.slow
@@ -80,7 +79,7 @@ def test_a_bad_cluster_is_explained_by_the_command_which_starts_and_writes_nothi
 
 
 def validated(*overrides: str, on: Machine) -> RunConfig:
-    return load(list(overrides), lambda config: validate.validate(config, on))
+    return load(list(overrides), validated_on(on))
 
 
 def test_a_machine_starts_64_tasks_a_core(refused):

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 from forks import Forks
-from quick_config import load
+from quick_config import load, validated_on
 from snapshots import cases
 
 from trainer.commands import validation
 from trainer.config.schema import DeviceConfig, RunConfig
 from trainer.observe import machine
-from trainer.plan import validate
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine, parameters_of
 from trainer.plan.layout import Parameter
@@ -33,7 +32,7 @@ GPUS_OF_TWO_HOSTS = r"+device.gpus={worker\:0:[0],worker\:1:[7]}"
 
 
 def validated(*overrides: str, on: Machine = NO_GPU) -> RunConfig:
-    return load(["cluster=1ps2w", *overrides], lambda config: validate.validate(config, on))
+    return load(["cluster=1ps2w", *overrides], validated_on(on))
 
 
 def planned(*overrides: str, on: Machine = NO_GPU) -> Plan:
@@ -513,7 +512,9 @@ def test_an_nvidia_smi_that_hangs_is_killed(nvidia_smi, monkeypatch):
 
 def test_nvidia_smi_runs_only_if_the_config_names_a_gpu(nvidia_smi):
     arguments = nvidia_smi("echo 24000")
-    validation.validate(load(["cluster=1ps2w"]))
+    load(["cluster=1ps2w"], validation.complete)
     assert not arguments.exists()
-    refused = validation.validate(load(["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]))
-    assert [problem.key for problem in refused] == ["device.memory_mib"]
+    words = ["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]
+    with pytest.raises(ConfigError) as refused:
+        load(words, validation.complete)
+    assert [problem.key for problem in refused.value.problems] == ["device.memory_mib"]

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
-from trainer.config.schema import ExportConfig
 from trainer.plan.checks import export, loggers
 
 
-@pytest.mark.parametrize(
-    ("config", "codes"),
-    [
-        (ExportConfig(["saved_modell"]), "export.formats/unknown-choice"),
-        (ExportConfig(checkpoint="first"), "export.checkpoint/malformed"),
-        (ExportConfig(["onnx"]), "export.formats/not-available"),
-    ],
-)
-def test_an_export_that_cannot_be(config, codes, monkeypatch, refused):
+def test_formats_that_do_not_exist_or_need_a_package_are_refused(refused, monkeypatch):
     monkeypatch.setattr(export, "find_spec", lambda _: None)
-    refused(codes, export.check_export, config)
+    codes = "export.formats/unknown-choice export.formats/not-available"
+    refused(codes, export.check_formats, ["keras", "saved_modell", "onnx", "litert"])
 
 
-def test_an_export_that_can_be():
-    assert list(export.check_export(ExportConfig(["keras", "weights", "saved_model", "litert"], "best"))) == []
-    assert list(export.check_export(ExportConfig(checkpoint="300"))) == []
+def test_a_checkpoint_is_named_by_last_best_or_a_step(refused):
+    assert [problem for name in ("last", "best", "300") for problem in export.check_checkpoint(name)] == []
+    refused("export.checkpoint/malformed", export.check_checkpoint, "first")
 
 
 def test_a_logger_that_does_not_exist(refused):

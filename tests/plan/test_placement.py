@@ -247,7 +247,7 @@ def test_round_robin_ignores_bytes():
 def planned(*overrides: str, **sizes: int) -> Plan:
     model = Description(tuple(parameters(**sizes)), 10, 8000, 2000)
     machine = Machine(cores=8, gpus=0)
-    return make_plan(load(["cluster=3ps2w", *overrides], lambda config: []), model, machine)
+    return make_plan(load(["cluster=3ps2w", *overrides]), model, machine)
 
 
 def imbalance(plan: Plan) -> list[str]:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from quick_config import load
+from quick_config import load, validated_on
 
 from trainer.faults.problems import ConfigError
-from trainer.plan import page, validate
+from trainer.plan import page
 from trainer.plan.description import CompiledOptimizer, Description, LeftOut
 from trainer.plan.devices import Machine
 from trainer.plan.layout import FrozenWeights, Parameter
@@ -34,7 +34,7 @@ MODEL = Description(
 
 
 def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
-    return make_plan(load(list(overrides), lambda config: validate.validate(config, machine)), model, machine)
+    return make_plan(load(list(overrides), validated_on(machine)), model, machine)
 
 
 def test_a_cluster_has_its_tasks_in_order_and_worker_0_is_the_chief():
@@ -338,7 +338,9 @@ CLIPPED = LeftOut("clipvalue=0.5", "clip_norm", "type optimizer.clip_norm=1")
 )
 def test_the_plan_says_where_the_optimizer_comes_from(model, typed, snapshot):
     config = load(typed.split())
-    assert not resolve_optimizer(config.optimizer, model.compiled_optimizer)
+    optimizer, problems = resolve_optimizer(config.optimizer, config.given, model.compiled_optimizer)
+    assert not problems
+    config = replace(config, optimizer=optimizer)
     assert make_plan(config, model, MACHINE).optimizer == snapshot
 
 
@@ -350,9 +352,10 @@ def test_the_plan_says_that_gradients_of_an_id_are_summed_first(optimizer, says_
 
 
 def test_what_compile_has_and_the_config_has_not_is_refused():
-    section = load(["optimizer.learning_rate=0.1"]).optimizer
+    config = load(["optimizer.learning_rate=0.1"])
     model = with_own_optimizer("sgd", SCHEDULED, CLIPPED)
-    assert [one.key for one in resolve_optimizer(section, model.compiled_optimizer)] == ["optimizer.clip_norm"]
+    _, problems = resolve_optimizer(config.optimizer, config.given, model.compiled_optimizer)
+    assert [problem.key for problem in problems] == ["optimizer.clip_norm"]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +370,9 @@ def test_what_compile_has_and_the_config_has_not_is_refused():
 )
 def test_epochs_become_steps_when_the_examples_are_counted(epochs, examples, batch, steps, said, capsys):
     config = load([f"train.epochs={epochs}", f"train.batch_size={batch}"])
-    assert not resolve_steps(config.train, examples)
+    train, problems = resolve_steps(config.train, examples)
+    assert not problems
+    config = replace(config, train=train)
     plan = make_plan(config, replace(MODEL, train_examples=examples), MACHINE)
     assert (config.train.steps, plan.steps, plan.epochs) == (steps, steps, epochs)
     page.show(plan)
@@ -376,7 +381,9 @@ def test_epochs_become_steps_when_the_examples_are_counted(epochs, examples, bat
 
 def test_an_epoch_of_workers_that_wait_for_nobody_has_all_examples(capsys):
     config = load(["train.epochs=2", "train.batch_size=256", "cluster=1ps4w", "strategy=async"])
-    assert not resolve_steps(config.train, 8000, updates_of_batch=4)  # updates of 64 examples each
+    train, problems = resolve_steps(config.train, 8000, updates_of_batch=4)  # updates of 64 examples each
+    assert not problems
+    config = replace(config, train=train)
     plan = make_plan(config, replace(MODEL, train_examples=8000), MACHINE)
     assert (plan.steps, plan.epoch_steps) == (250, 125)
     page.show(plan)
@@ -385,13 +392,13 @@ def test_an_epoch_of_workers_that_wait_for_nobody_has_all_examples(capsys):
 
 def test_a_stream_has_no_epochs():
     train = load(["train.epochs=5"]).train
-    assert [one.key for one in resolve_steps(train, 0)] == ["train.epochs"]
+    assert [problem.key for problem in resolve_steps(train, 0)[1]] == ["train.epochs"]
 
 
 def test_the_keys_of_the_config_must_fit_the_optimizer_of_the_model(snapshot):
-    section, model = load(["optimizer.momentum=0.9"]).optimizer, with_own_optimizer("lion", {"beta_2": 1.5})
-    problems = [str(one) for one in resolve_optimizer(section, model.compiled_optimizer)]
-    assert [text.partition(";")[0] for text in problems] == snapshot
+    config, model = load(["optimizer.momentum=0.9"]), with_own_optimizer("lion", {"beta_2": 1.5})
+    _, problems = resolve_optimizer(config.optimizer, config.given, model.compiled_optimizer)
+    assert [str(problem).partition(";")[0] for problem in problems] == snapshot
 
 
 def test_the_plan_says_which_group_a_parameter_is_in():

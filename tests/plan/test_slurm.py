@@ -49,7 +49,7 @@ def test_or_are_dealt_out_until_a_node_is_full():
 
 def role(rank: int, *overrides: str, **environ: str):
     config = load(["cluster=2ps4w", *overrides])
-    problems = resolve.resolve(config, STEP | {"SLURM_PROCID": str(rank)} | environ)
+    config, problems = resolve.resolve(config, STEP | {"SLURM_PROCID": str(rank)} | environ)
     if problems:
         raise ConfigError(problems)
     return config
@@ -140,27 +140,28 @@ def test_a_step_whose_lists_cannot_be_read_is_refused(environ):
 
 
 def test_one_process_of_a_step_is_no_role():
-    config = load(["cluster=2ps4w"])
-    assert resolve.resolve(config, STEP | {"SLURM_STEP_NUM_TASKS": "1"}) == []
+    config, problems = resolve.resolve(load(["cluster=2ps4w"]), STEP | {"SLURM_STEP_NUM_TASKS": "1"})
+    assert problems == []
     assert config.job is None
 
 
 def test_the_nodes_of_an_allocation_are_the_hosts():
     config = load(["cluster=2ps4w", "launch=slurm"])
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "2"}
-    assert resolve.resolve(config, environ) == []
+    config, problems = resolve.resolve(config, environ)
+    assert problems == []
     assert config.cluster.hosts == [{"address": "node1", "gpus": 2}, {"address": "node2", "gpus": 2}]
     assert config.device.gpus == {"worker:0": [0], "worker:1": [1], "worker:2": [0], "worker:3": [1]}
 
 
 def test_more_arguments_whose_quotation_does_not_end_are_refused():
     config = load(["cluster=2ps4w", "launch=slurm"])
-    config.slurm.args = "--comment='mine"
-    (problem,) = resolve.resolve(config, {})
+    config = replace(config, slurm=replace(config.slurm, args="--comment='mine"))
+    _, (problem,) = resolve.resolve(config, {})
     assert problem.key == "slurm.args"
 
 
 def test_outside_of_an_allocation_there_are_none():
-    config = load(["cluster=2ps4w", "launch=slurm"])
-    assert resolve.resolve(config, {}) == []
+    config, problems = resolve.resolve(load(["cluster=2ps4w", "launch=slurm"]), {})
+    assert problems == []
     assert config.cluster.hosts == []

@@ -21,8 +21,7 @@ SPARSE = ["placement.sparse=[user]", "cluster=2ps2w", "optimizer=adagrad"]
 
 
 def problems(*overrides: str) -> list[Problem]:
-    config = load([*SPARSE, *overrides])
-    resolve.resolve(config, {})
+    config, _ = resolve.resolve(load([*SPARSE, *overrides]), {})
     return validate.validate(config, MACHINE)
 
 
@@ -104,8 +103,9 @@ def test_the_first_pattern_that_matches_a_layer_counts():
     ],
 )
 def test_what_layers_that_grow_cannot_have_is_a_problem(refused, options, codes):
-    config = load(["cluster=2ps2w", "optimizer=adagrad", "placement.growing={user:9}", *options])
-    resolve.resolve(config, {})
+    config, _ = resolve.resolve(
+        load(["cluster=2ps2w", "optimizer=adagrad", "placement.growing={user:9}", *options]), {}
+    )
     refused(codes, validate.validate, config, MACHINE)
 
 

@@ -68,13 +68,18 @@ def test_what_is_missing_damaged_or_something_else_is_refused(run, tmp_path):
 
 def test_the_checkpoint_that_a_run_will_resume(run):
     given = ["model=cnn", "data=mnist_10k"]
-    assert initial.resumed(load([*given])) is None
-    assert initial.resumed(load([*given, f"run={run}", "resume=never"])) is None
+
+    def resumed(*overrides):
+        config = load([*given, *overrides])
+        return initial.resumed(config.run, config.resume)
+
+    assert resumed() is None
+    assert resumed(f"run={run}", "resume=never") is None
     newest = run / "checkpoints" / "000000010"
-    assert initial.resumed(load([*given, f"run={run}"])) == newest
+    assert resumed(f"run={run}") == newest
     (newest / "manifest.json").write_text("{}")
-    assert initial.resumed(load([*given, f"resume={run}"])) == run / "checkpoints" / "000000005"
-    assert initial.resumed(load([*given, f"resume={run}/best/000000005"])) == run / "best" / "000000005"
+    assert resumed(f"resume={run}") == run / "checkpoints" / "000000005"
+    assert resumed(f"resume={run}/best/000000005") == run / "best" / "000000005"
     frozen = run / "frozen.npz"
     frozen.write_bytes(bytes(frozen.stat().st_size))  # the file of all of them
-    assert initial.resumed(load([*given, f"resume={run}"])) is None
+    assert resumed(f"resume={run}") is None

@@ -61,8 +61,8 @@ WARM_UP = CosineDecay(0.0, 80, alpha=0.1, warmup_target=0.01, warmup_steps=10)
 )
 def test_every_optimizer_is_taken_with_all_that_it_has(optimizer):
     found = compiled(optimizer)
-    section = OptimizerConfig(OptimizerName.adam)
-    assert not resolve_optimizer(section, found)
+    section, problems = resolve_optimizer(OptimizerConfig(OptimizerName.adam), (), found)
+    assert not problems
     assert found.left_out == ()
     again = keras_optimizer(section)
     assert type(again) is type(optimizer)
@@ -73,9 +73,9 @@ def test_every_optimizer_is_taken_with_all_that_it_has(optimizer):
 @pytest.mark.parametrize("steps", [12.5, np.int64(20), np.float32(12.5)], ids=lambda steps: type(steps).__name__)
 def test_steps_of_a_schedule_are_any_number_and_a_task_reads_them_again(steps):
     rate = CosineDecay(0.0, steps, warmup_target=0.1, warmup_steps=steps)
-    config = load([])
-    assert not resolve_optimizer(config.optimizer, compiled(optimizers.SGD(rate)))
-    again = OmegaConf.to_object(OmegaConf.structured(config.optimizer.schedule))
+    section, problems = resolve_optimizer(load([]).optimizer, (), compiled(optimizers.SGD(rate)))
+    assert not problems
+    again = OmegaConf.to_object(OmegaConf.structured(section.schedule))
     assert (again.decay_steps, again.warmup_steps) == (float(steps), float(steps))
 
 
@@ -151,12 +151,13 @@ LEFT_OUT: dict[str, tuple[Any, list[str], str]] = {
 def test_what_cannot_be_reproduced_is_refused_unless_the_config_replaces_it(case):
     optimizer, keys, typed = LEFT_OUT[case]
     found = compiled(optimizer)
-    problems = resolve_optimizer(load([]).optimizer, found)
+    _, problems = resolve_optimizer(load([]).optimizer, (), found)
     assert [problem.key for problem in problems] == [f"optimizer.{key}" for key in keys]
     assert typed in problems[0].remedy
     replaced = {"name": "optimizer=adam", "learning_rate": "optimizer.learning_rate=0.1"}
     chosen = [replaced.get(key, f"optimizer.{key}=0.5") for key in keys]
-    assert resolve_optimizer(load(chosen).optimizer, found) == []
+    config = load(chosen)
+    assert resolve_optimizer(config.optimizer, config.given, found)[1] == []
 
 
 def test_what_changes_nothing_is_no_reason_to_refuse():

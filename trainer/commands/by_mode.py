@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.schema import Mode, RunConfig
+from trainer.config.compose import Invocation
+from trainer.config.typed import Mode
 from trainer.faults import exit_codes
 
 if TYPE_CHECKING:
@@ -17,159 +18,159 @@ if TYPE_CHECKING:
     from trainer.storage.run_directory import RunDirectory
 
 
-def _train(config: RunConfig, start: Start) -> int:
+def _train(given: Invocation, start: Start) -> int:
     from trainer.commands import train
 
-    return train.run(config, start)
+    return train.run(given.config, start, write_plan_to=given.typed.plan.write_to)
 
 
-def _selftest(config: RunConfig, start: Start) -> int:
+def _selftest(given: Invocation, start: Start) -> int:
     from trainer.commands import selftest
 
-    return selftest.run(config, start)
+    return selftest.run(given.config, start)
 
 
-def _continue(config: RunConfig, start: Start) -> int:
+def _continue(given: Invocation, start: Start) -> int:
     from trainer.commands.runs import continue_run
 
-    return continue_run.run(config, start)
+    return continue_run.run(given.config, start, write_plan_to=given.typed.plan.write_to)
 
 
-def _directory(config: RunConfig) -> RunDirectory:
+def _directory(given: Invocation) -> RunDirectory:
     from trainer.commands.runs.named import directory_of
 
-    return directory_of(config.run)
+    return directory_of(given.config.run)
 
 
-def _status(config: RunConfig) -> int:
+def _status(given: Invocation) -> int:
     from trainer.commands.runs import status
 
-    status.show(_directory(config), as_json=config.json)
+    status.show(_directory(given), as_json=given.typed.json)
     return exit_codes.OK
 
 
-def _stop(config: RunConfig) -> int:
+def _stop(given: Invocation) -> int:
     from trainer.commands.runs import stop
 
-    return stop.run(_directory(config), as_json=config.json)
+    return stop.run(_directory(given), as_json=given.typed.json)
 
 
-def _save(config: RunConfig) -> int:
+def _save(given: Invocation) -> int:
     from trainer.commands.runs import save
 
-    return save.run(_directory(config), as_json=config.json)
+    return save.run(_directory(given), as_json=given.typed.json)
 
 
-def _attach(config: RunConfig) -> int:
+def _attach(given: Invocation) -> int:
     from trainer.commands.runs import attach
 
-    return attach.run(_directory(config), config.attach, as_json=config.json)
+    return attach.run(_directory(given), given.typed.attach, as_json=given.typed.json)
 
 
-def _report(config: RunConfig) -> int:
+def _report(given: Invocation) -> int:
     from trainer.commands.runs import report
 
-    return report.run(_directory(config), config.report)
+    return report.run(_directory(given), given.typed.report)
 
 
-def _export(config: RunConfig) -> int:
+def _export(given: Invocation) -> int:
     from trainer.commands.runs import export
 
-    return export.run(_directory(config), config.export)
+    return export.run(_directory(given), given.typed.export)
 
 
-def _evaluate(config: RunConfig) -> int:
+def _evaluate(given: Invocation) -> int:
     from trainer.commands.runs import evaluate
 
-    return evaluate.run(config, _directory(config))
+    return evaluate.run(given.config, given.typed.export.checkpoint, _directory(given), as_json=given.typed.json)
 
 
-def _predict(config: RunConfig) -> int:
+def _predict(given: Invocation) -> int:
     from trainer.commands.runs import predict
 
-    return predict.run(config, _directory(config))
+    return predict.run(given.config, given.typed.export, _directory(given), as_json=given.typed.json)
 
 
-def _log(config: RunConfig) -> int:
+def _log(given: Invocation) -> int:
     from trainer.commands.runs import log
 
-    return log.run(_directory(config), config.loggers)
+    return log.run(_directory(given), given.config.loggers)
 
 
-def _check(config: RunConfig) -> int:
+def _check(given: Invocation) -> int:
     from trainer.commands.check import claims
 
-    assert config.run is not None  # it was checked
-    return claims.run(Path(config.run))
+    assert given.config.run is not None  # it was checked
+    return claims.run(Path(given.config.run))
 
 
-def _runs(config: RunConfig) -> int:
+def _runs(given: Invocation) -> int:
     from trainer.commands.runs import table
 
-    return table.run(config.runs, as_json=config.json)
+    return table.run(given.typed.runs, as_json=given.typed.json)
 
 
-def _console(config: RunConfig) -> int:
+def _console(given: Invocation) -> int:
     from trainer.commands.console import server
 
-    return server.run(config.console, Path(config.runs.folder))
+    return server.run(given.typed.console, Path(given.typed.runs.folder))
 
 
-def _plan(config: RunConfig) -> int:
+def _plan(given: Invocation) -> int:
     from trainer.commands import plan
 
-    return plan.run(config)
+    return plan.run(given.config, given.typed.plan.write_to)
 
 
-def _sweep(config: RunConfig) -> int:
+def _sweep(given: Invocation) -> int:
     from trainer.commands.sweep import command
 
-    return command.run(config)
+    return command.run(given.config, given.typed.sweep)
 
 
-def _chaos(config: RunConfig) -> int:
+def _chaos(given: Invocation) -> int:
     from trainer.commands.chaos import runner
 
-    return runner.run(config)
+    return runner.run(given.config, given.typed.chaos)
 
 
-def _render(config: RunConfig) -> int:
+def _render(given: Invocation) -> int:
     from trainer.commands import render
 
-    return render.run(config)
+    return render.run(given.config, given.typed.target, given.typed.kubernetes)
 
 
-def _doctor(config: RunConfig) -> int:
+def _doctor(given: Invocation) -> int:
     from trainer.commands.doctor import probe
 
-    return probe.run(config)
+    return probe.run(given.config)
 
 
-def _init(config: RunConfig) -> int:
+def _init(given: Invocation) -> int:
     from trainer.commands.init import project
 
-    assert config.project is not None  # it was checked
-    return project.run(config.project)
+    assert given.typed.project is not None  # it was checked
+    return project.run(given.typed.project)
 
 
-def _clean(config: RunConfig) -> int:
+def _clean(given: Invocation) -> int:
     from trainer.commands import clean
 
     return clean.run()
 
 
-def _schema(config: RunConfig) -> int:
+def _schema(given: Invocation) -> int:
     from trainer.commands import schema
 
     return schema.run()
 
 
-TRAINING: Mapping[Mode, Callable[[RunConfig, Start], int]] = {  # these take over the nursery that was started early
+TRAINING: Mapping[Mode, Callable[[Invocation, Start], int]] = {  # these take over the nursery that was started early
     Mode.train: _train,
     Mode.selftest: _selftest,
     Mode["continue"]: _continue,
 }
-COMMANDS: Mapping[Mode, Callable[[RunConfig], int]] = {
+COMMANDS: Mapping[Mode, Callable[[Invocation], int]] = {
     Mode.status: _status,
     Mode.stop: _stop,
     Mode.save: _save,

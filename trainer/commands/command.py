@@ -4,14 +4,16 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from trainer.commands.by_mode import COMMANDS, TRAINING
 from trainer.commands.start import Start
-from trainer.commands.validation import resolve, validate
+from trainer.commands.validation import complete
 from trainer.config import compose, shell
-from trainer.config.schema import Launch, Mode, RunConfig
+from trainer.config.compose import Invocation
+from trainer.config.schema import Launch
+from trainer.config.typed import Mode
 from trainer.faults import exit_codes
 
 
@@ -19,30 +21,30 @@ def run(start: Start) -> NoReturn:
     """Runs the command line, with the early nursery for its first run, and ends the process."""
     starts = iter([start])
     compose.run(
-        lambda config: main(config, next(starts, None) or Start(time.time())),
-        resolve,
-        validate,
+        lambda given: main(given, next(starts, None) or Start(time.time())),
+        complete,
         several=lambda runs: _run_several(runs, start),
     )
 
 
-def _run_several(runs: compose.Runs, start: Start) -> int:
+def _run_several(runs: Sequence[Invocation], start: Start) -> int:
     from trainer.commands.sweep.command import run_combinations
 
     start.discard()
     return guarded(lambda: run_combinations(runs), Mode.sweep)
 
 
-def main(config: RunConfig, start: Start) -> int:
-    """Runs the command of the config's mode; returns the exit code."""
+def main(given: Invocation, start: Start) -> int:
+    """Runs the command of the mode that was typed; returns the exit code."""
+    mode, config = given.typed.mode, given.config
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("trainer").setLevel(logging.INFO)
     is_local = config.job is None and config.launch.name is Launch.local
-    if not is_local or config.mode not in (Mode.train, Mode.selftest):
+    if not is_local or mode not in (Mode.train, Mode.selftest):
         start.discard()
-    if (train := TRAINING.get(config.mode)) is not None:
-        return guarded(lambda: train(config, start), config.mode)
-    return guarded(lambda: COMMANDS[config.mode](config), config.mode)
+    if (train := TRAINING.get(mode)) is not None:
+        return guarded(lambda: train(given, start), mode)
+    return guarded(lambda: COMMANDS[mode](given), mode)
 
 
 def guarded(command: Callable[[], int], mode: Mode) -> int:

@@ -1,6 +1,7 @@
 """trainer plan: shows who would run where, and starts nothing."""
 
 from trainer.config.schema import Launch, RunConfig
+from trainer.config.typed import Mode
 from trainer.faults import exit_codes
 from trainer.launch import planning, progress
 from trainer.launch.processes import isolation
@@ -8,16 +9,16 @@ from trainer.launch.processes import isolation
 ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
 
 
-def run(config: RunConfig) -> int:
+def run(config: RunConfig, write_to: str | None) -> int:
     """Prints the plan; writes it where `plan.write_to` says."""
     from trainer.plan import page
 
     with progress.note(planning.PLANNING) as note:
-        made = planning.make(config, waits=note.runs)
+        config, made = planning.make(config, waits=note.runs, mode=Mode.plan)
     not_isolated = isolation.why_not(config)
     page.show(made)
     if config.launch.name is Launch.local:
         print(f"not isolated: {not_isolated}" if not_isolated else ISOLATED)
-    if config.plan.write_to is not None:
-        page.write_json(made, config.plan.write_to)
+    if write_to is not None:
+        page.write_json(made, write_to)
     return exit_codes.OK

@@ -7,7 +7,8 @@ import yaml
 
 from trainer.config import shell
 from trainer.config.command_line import spelled, typed
-from trainer.config.schema import RunConfig, Target
+from trainer.config.schema import RunConfig
+from trainer.config.typed import KubernetesConfig, Mode, Target
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
@@ -25,18 +26,19 @@ from trainer.storage.run_directory import RunDirectory, choose, description_fold
 UP = "docker compose -f {} up --abort-on-container-failure"
 
 
-def run(config: RunConfig) -> int:
+def run(config: RunConfig, target: Target, kubernetes: KubernetesConfig) -> int:
     """Writes the run, or without run=PATH only prints its Compose file; other targets are printed; returns 0."""
-    if config.target is not Target.compose:
-        return show_for_scheduler(config)
+    if target is not Target.compose:
+        return show_for_scheduler(config, target, kubernetes)
     config, inputs = with_absolute_paths(config)
     hosts = host_by_task(config.cluster)
     if config.run is None:
-        return show(config, make(config), inputs, hosts)
+        return show(*make(config, mode=Mode.render), inputs, hosts)
     check_readable([*inputs, *config.container.mounts])
     foreign.check(Path(config.run).resolve())
     with description_folder() as described:
-        return write(config, make(config, described), choose(config, described), inputs, hosts)
+        config, plan = make(config, described, mode=Mode.render)
+        return write(config, plan, choose(config, described), inputs, hosts)
 
 
 def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[str, str]) -> int:
@@ -46,17 +48,17 @@ def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[st
     return exit_codes.OK
 
 
-def show_for_scheduler(config: RunConfig) -> int:
+def show_for_scheduler(config: RunConfig, target: Target, kubernetes: KubernetesConfig) -> int:
     """Prints the run as a scheduler takes it; returns 0."""
     with description_folder() as described:
-        plan = make(config, described)
+        config, plan = make(config, described, mode=Mode.render)
     run = scheduled.describe(config, plan, typed())
-    if config.target is Target.stack:
+    if target is Target.stack:
         folder = str(Path(config.run).resolve().parent if config.run else Path("runs").resolve())
         objects = [stack_file.render(run, folder)]
     else:
-        objects_of = jobs.of_jobset if config.target is Target.kubernetes else jobs.of_jobs
-        objects = objects_of(run, config.kubernetes)
+        objects_of = jobs.of_jobset if target is Target.kubernetes else jobs.of_jobs
+        objects = objects_of(run, kubernetes)
     print(scheduled.header(f"{plan.cluster}: {plan.describe()}", spelled(typed())), end="")
     print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return exit_codes.OK

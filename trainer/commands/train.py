@@ -22,8 +22,8 @@ from trainer.storage.resume import check_exists, describe_finished
 from trainer.storage.run_directory import choose, description_folder
 
 
-def run(config: RunConfig, start: Start) -> int:
-    """Trains; returns the exit code."""
+def run(config: RunConfig, start: Start, *, write_plan_to: str | None = None) -> int:
+    """Trains; returns the exit code. The plan is also written as JSON where `write_plan_to` says."""
     if config.job is not None:
         _run_task(config)
     if (finished := describe_finished(config)) is not None:
@@ -32,14 +32,14 @@ def run(config: RunConfig, start: Start) -> int:
     check_exists(config.resume)
     _check_directory(config)
     if config.launch.name is Launch.docker:
-        return _run_containers(config, start)
+        return _run_containers(config, start, write_plan_to)
     if config.launch.name is Launch.slurm and not config.cluster.hosts:
-        return _submit(config)
+        return _submit(config, write_plan_to)
     if config.launch.name in ON_HOSTS:
-        return _run_on_hosts(config, start)
+        return _run_on_hosts(config, start, write_plan_to)
     # Importing TensorFlow overlaps with planning.
     with start.tasks(config.launch.warm_minutes) as tasks, description_folder() as described:
-        made = planning.announce(config, described, tasks)
+        config, made = planning.announce(config, described, tasks, write_to=write_plan_to)
         return launcher.run(config, made, choose(config, described), tasks, started_at=start.at)
 
 
@@ -48,7 +48,7 @@ def _check_directory(config: RunConfig) -> None:
         foreign.check(Path(config.run).resolve())
 
 
-def _run_containers(config: RunConfig, start: Start) -> int:
+def _run_containers(config: RunConfig, start: Start, write_plan_to: str | None) -> int:
     from trainer.launch.containers import launcher as containers  # imports docker
     from trainer.launch.containers.docker_errors import connect
     from trainer.launch.containers.inputs import with_absolute_paths
@@ -59,32 +59,33 @@ def _run_containers(config: RunConfig, start: Start) -> int:
     config, inputs = with_absolute_paths(config)
     check_readable([*inputs, *config.container.mounts])
     if client is None:
-        with Engines(config) as engines, description_folder() as described:
-            made = planning.announce(config, described, machine=engines.machine())
+        with Engines(config.launch, config.cluster) as engines, description_folder() as described:
+            config, made = planning.announce(config, described, machine=engines.machine(), write_to=write_plan_to)
             directory = choose(config, described)
             return containers.run_on_hosts(config, made, directory, engines, inputs, started_at=start.at)
     with description_folder() as described:
-        made = planning.announce(config, described)
+        config, made = planning.announce(config, described, write_to=write_plan_to)
         return containers.run(config, made, choose(config, described), client, inputs, started_at=start.at)
 
 
-def _run_on_hosts(config: RunConfig, start: Start) -> int:
+def _run_on_hosts(config: RunConfig, start: Start, write_plan_to: str | None) -> int:
     from trainer.launch.hosts import launcher as hosts
 
     with description_folder() as described:
         directory = choose(config, described)
         with hosts.connected(config, directory) as tasks:
             machine = hosts.machine_of(config, tasks)
-            made = planning.announce(config, described, machine=machine)
+            config, made = planning.announce(config, described, machine=machine, write_to=write_plan_to)
             return hosts.run(config, made, directory, tasks, started_at=start.at)
 
 
-def _submit(config: RunConfig) -> int:
+def _submit(config: RunConfig, write_plan_to: str | None) -> int:
     from trainer.launch.slurm import launcher as jobs
 
     with description_folder() as described:
-        planning.announce(config, described)  # what is wrong with the model is said here, and not after a queue
-        return jobs.run(config, typed(), choose(config))
+        # What is wrong with the model is said here, and not after a queue.
+        config, _ = planning.announce(config, described, write_to=write_plan_to)
+        return jobs.run(config.slurm, config.cluster, typed(), choose(config))
 
 
 def _run_task(config: RunConfig) -> NoReturn:
@@ -95,8 +96,9 @@ def _run_task(config: RunConfig) -> NoReturn:
     restart_as_task()
     with description_folder() as described:  # the task removes it: it never returns
         machine = replace(this_machine(), cores_of_task=slurm.cpus_of_task(os.environ))
-        made = planning.make(config, described, machine=machine)
-        task, directory = made.task(config.job, config.task), choose(config, described)
+        job, index = config.job, config.task
+        config, made = planning.make(config, described, machine=machine)
+        task, directory = made.task(job, index), choose(config, described)
         os.environ.update(task.environment(os.environ))
         gc.disable()  # a task collects from its first step on
         from trainer.task import process  # imports TensorFlow

@@ -2,13 +2,14 @@
 
 import os
 
-from trainer.config.schema import Mode, RunConfig
+from trainer.config.schema import RunConfig
+from trainer.config.typed import Mode, TypedConfig
 from trainer.faults.problems import Problem
 from trainer.observe.machine import this_machine
-from trainer.plan import resolve as plan_resolve
-from trainer.plan import validate as plan_validate
-from trainer.plan.checks.export import check_export, check_file
+from trainer.plan.checks.export import check_checkpoint, check_file, check_formats
 from trainer.plan.checks.loggers import check_loggers
+from trainer.plan.resolve import resolve
+from trainer.plan.validate import validate
 
 OF_A_RUN = (
     Mode.attach,
@@ -29,38 +30,44 @@ WITHOUT_A_CLUSTER = (  # the doctor reports a config's problems as findings
 )
 
 
-def resolve(config: RunConfig) -> list[Problem]:
-    """Completes the config of a mode that needs a cluster."""
-    return [] if config.mode in WITHOUT_A_CLUSTER else plan_resolve.resolve(config, os.environ)
-
-
-def validate(config: RunConfig) -> list[Problem]:
-    """Returns what is wrong with a resolved config beyond its single keys."""
-    if config.mode in OF_A_RUN:
-        missing = Problem("run", "not-set", f"trainer {config.mode.value} needs a run directory", "e.g. run=runs/mine")
-        problems = [] if config.run else [missing]
-        if config.mode in (Mode.export, Mode.evaluate, Mode.predict):
-            problems += check_export(config.export)
-        if config.mode in (Mode.evaluate, Mode.predict):
-            problems += check_file(config.export.to, writes=config.mode is Mode.predict)
-        if config.mode is Mode.log:
-            none = Problem("loggers", "not-set", "trainer log needs at least one logger", "e.g. loggers=[csv]")
-            problems += check_loggers(config.loggers) if config.loggers else [none]
-        return problems
-    if config.mode is Mode.init:
+def complete(typed: TypedConfig, config: RunConfig) -> tuple[RunConfig, list[Problem]]:
+    """Returns the config completed as the command needs it, and what is wrong with it beyond its single keys."""
+    mode = typed.mode
+    if mode in OF_A_RUN:
+        return config, _of_a_run(typed, config)
+    if mode is Mode.init:
         from trainer.commands.init.project import check as check_folder
 
-        return check_folder(config.project)
-    if config.mode in WITHOUT_A_CLUSTER:
-        return []
-    if config.mode is Mode.sweep:
+        return config, check_folder(typed.project)
+    if mode in WITHOUT_A_CLUSTER:
+        return config, []
+    if mode is Mode.selftest:
+        from trainer.commands import selftest
+
+        config = selftest.adapted(config)
+    config, problems = resolve(config, os.environ, mode, typed.target)
+    if mode is Mode.sweep:
         from trainer.commands.sweep.command import check as check_sweep
 
-        return check_sweep(config)
+        return config, problems + check_sweep(config, typed.sweep)
     machine = this_machine(with_gpu_memory=bool(config.device.gpus))
-    problems = plan_validate.validate(config, machine)
-    if config.mode is Mode.chaos:
+    problems += validate(config, machine, mode, typed.target)
+    if mode is Mode.chaos:
         from trainer.commands.chaos.check import check
 
-        problems += check(config)
+        problems += check(config, typed.chaos)
+    return config, problems
+
+
+def _of_a_run(typed: TypedConfig, config: RunConfig) -> list[Problem]:
+    mode = typed.mode
+    missing = Problem("run", "not-set", f"trainer {mode.value} needs a run directory", "e.g. run=runs/mine")
+    problems = [] if config.run else [missing]
+    if mode in (Mode.export, Mode.evaluate, Mode.predict):
+        problems += [*check_formats(typed.export.formats), *check_checkpoint(typed.export.checkpoint)]
+    if mode in (Mode.evaluate, Mode.predict):
+        problems += check_file(typed.export.to, writes=mode is Mode.predict)
+    if mode is Mode.log:
+        none = Problem("loggers", "not-set", "trainer log needs at least one logger", "e.g. loggers=[csv]")
+        problems += check_loggers(config.loggers) if config.loggers else [none]
     return problems

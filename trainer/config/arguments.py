@@ -14,8 +14,8 @@ from functools import partial
 from trainer.config import keys, shell
 from trainer.config.hydra_internals import get_args_parser
 from trainer.config.problems.explain import meant
-from trainer.config.schema import Mode
 from trainer.config.synonyms import COMMANDS
+from trainer.config.typed import Mode
 from trainer.faults.problems import Problem
 
 _of_flag = partial(Problem, about="flag")

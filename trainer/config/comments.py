@@ -1,14 +1,54 @@
-"""Reads what the comments of a schema say about its keys and their values."""
+"""Reads what the comments of the schema say about its keys and their values."""
 
 import ast
 from collections.abc import Sequence
+from enum import Enum
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from trainer.config import schema, typed
 
-def comments_of(module: ModuleType) -> dict[str, dict[str, str]]:
-    """Returns the comment of each field and each value of a module's classes: behind it, or in the lines above it."""
+
+def meaning(owner: Any, field: Any, of: Any) -> str:
+    """Returns what a key means: the comment of its field, or else the first sentence about its values.
+
+    Args:
+        owner: the dataclass that has the field.
+        of: the type of the field.
+    """
+    comment = _of_config().get(owner.__name__, {}).get(field.name, "")
+    about_values = sentence(of.__doc__) if isinstance(of, type) and issubclass(of, Enum) else ""
+    return comment or about_values[:1].lower() + about_values[1:]
+
+
+def meanings_of_values(of: Any) -> dict[str, str]:
+    """Returns what each value of an enum means; empty for other types."""
+    about = _of_config().get(getattr(of, "__name__", ""), {})
+    return {member.name: about.get(member.name, "") for member in of} if isinstance(of, type(Enum)) else {}
+
+
+@cache
+def _of_config() -> dict[str, dict[str, str]]:
+    return comments_of(schema, typed)
+
+
+def comments_of(*modules: ModuleType) -> dict[str, dict[str, str]]:
+    """Returns the comment of each field and each value of modules' classes: behind it, or in the lines above it.
+
+    A class has the comments of the fields that it inherits.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for module in modules:
+        own = _comments_of(module)
+        inherited = {name: [found.get(base.__name__, {}) for base in getattr(module, name).__mro__[1:]] for name in own}
+        for name, comments in own.items():
+            found[name] = {field: text for of_base in inherited[name] for field, text in of_base.items()} | comments
+    return found
+
+
+def _comments_of(module: ModuleType) -> dict[str, dict[str, str]]:
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
     lines = source.splitlines()
     found: dict[str, dict[str, str]] = {}

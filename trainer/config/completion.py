@@ -13,8 +13,8 @@ from typing import Any, get_args
 from omegaconf import DictConfig
 
 from trainer.config import keys, sources, user_file
-from trainer.config.schema import Mode
 from trainer.config.sources import CommandLine
+from trainer.config.typed import Mode
 from trainer.faults.problems import ConfigError
 
 QUERY = "query="  # then the shell's name

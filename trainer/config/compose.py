@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -26,25 +26,43 @@ from trainer.config.output import print_json
 from trainer.config.problems.explain import Explainer, in_own_words
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
-from trainer.config.schema import Mode, RunConfig
+from trainer.config.schema import RunConfig
 from trainer.config.shell import printable
 from trainer.config.sources import CommandLine
+from trainer.config.typed import Mode, TypedConfig
 from trainer.faults import exit_codes
 from trainer.faults.problems import ConfigError, Problem
 
-Step = Callable[[RunConfig], list[Problem]]  # completes or validates a config, and returns its problems
-Runs = list[tuple[tuple[str, ...], RunConfig]]  # overrides and config of each
-Several = Callable[[Runs], int]  # runs all of them, and returns the exit code
+
+@dataclass(frozen=True)
+class Invocation:
+    """What one command was given."""
+
+    typed: TypedConfig  # every key, as composed
+    config: RunConfig  # of the run, completed
+    overrides: tuple[str, ...] = ()  # of this run alone, under --multirun
 
 
-def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None = None) -> NoReturn:
+Complete = Callable[[TypedConfig, RunConfig], tuple[RunConfig, list[Problem]]]  # completes a config, and validates it
+Several = Callable[[Sequence[Invocation]], int]  # runs all of them, and returns the exit code
+
+
+def as_composed(typed: TypedConfig, config: RunConfig) -> tuple[RunConfig, list[Problem]]:
+    """Returns a config as it is, for those who need no more than the checks of single keys."""
+    return config, []
+
+
+def run(main: Callable[[Invocation], int], complete: Complete, *, several: Several | None = None) -> NoReturn:
     """Runs `main` on the config of the command line, or on each of a --multirun, and exits with its code.
 
     No run starts unless the configs of all are valid; else every problem is printed and the exit code is 2. Of several
-    runs, the first that fails gives the exit code. `steps` follow the checks of single keys, in order. `several` gets
-    the runs of a --multirun that trains.
+    runs, the first that fails gives the exit code. `complete` follows the checks of single keys. `several` gets the
+    runs of a --multirun that trains.
     """
-    given = arguments.sort(command_line.typed())
+    words = command_line.typed()
+    if words[:1] == ["help"] and words[1:]:
+        _explain(words[1:])
+    given = arguments.sort(["--help"] if words == ["help"] else words)
     if "--version" in given.flags:
         print(versions.describe())
         sys.exit(0)
@@ -67,7 +85,7 @@ def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None 
             message, remedy = "reads a pickle, which can run any code", "give the overrides of that run again"
             raise ConfigError([Problem("--experimental-rerun", "unsafe", message, remedy, about="flag")])
         is_plain = not given.flags and not any("hydra" in text for text in line.overrides)
-        runs = _checked(line, steps, _compose_one if is_plain else _compose_with_hydra, several=several)
+        runs = _checked(line, complete, _compose_one if is_plain else _compose_with_hydra, several=several)
     except ConfigError as error:
         print(printable(str(error)), file=sys.stderr)
         if "json=true" in line.overrides:
@@ -76,23 +94,34 @@ def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None 
     if several is not None and _are_trials(runs):
         sys.exit(several(runs))
     first_failure = 0
-    for _, config in runs:
-        code = main(config)
+    for invocation in runs:
+        code = main(invocation)
         first_failure = first_failure or code
         if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
             break  # the user stopped this run and does not want the next
     sys.exit(first_failure)
 
 
-def load(overrides: Sequence[str], *steps: Step, config_dir: str | None = None) -> RunConfig:
+def _explain(topics: Sequence[str]) -> NoReturn:
+    from trainer.config import help_topics  # imports rich
+
+    try:
+        help_topics.show(topics)
+    except ConfigError as error:
+        print(printable(str(error)), file=sys.stderr)
+        sys.exit(exit_codes.CONFIG)
+    sys.exit(exit_codes.OK)
+
+
+def load(overrides: Sequence[str], complete: Complete = as_composed, *, config_dir: str | None = None) -> Invocation:
     """Composes and checks one config, as `run` does, in this process.
 
     Raises:
         ConfigError: with every problem of the config.
     """
     line = CommandLine(tuple(overrides), config_dir)
-    ((_, config),) = _checked(line, steps, lambda line: [examine(*sources.compose(line, line.overrides), line)])
-    return config
+    (invocation,) = _checked(line, complete, lambda line: [examine(*sources.compose(line, line.overrides), line)])
+    return invocation
 
 
 def _compose_one(line: CommandLine) -> list[Examined]:
@@ -105,12 +134,12 @@ def _compose_one(line: CommandLine) -> list[Examined]:
 
 def _checked(
     line: CommandLine,
-    steps: Sequence[Step],
+    complete: Complete,
     compose: Callable[[CommandLine], list[Examined]],
     *,
     several: Several | None = None,
-) -> Runs:
-    """Returns the configs of all runs, each with its own overrides.
+) -> list[Invocation]:
+    """Returns what each run was given.
 
     Raises:
         ConfigError: with every problem of them.
@@ -125,7 +154,7 @@ def _checked(
     examined: list[Examined] = []
     with sources.user_functions(functions):
         if problems:
-            problems += _explained(line, steps, user_file_works=not unreadable)
+            problems += _explained(line, complete, user_file_works=not unreadable)
         else:
             try:
                 examined = compose(line)
@@ -134,23 +163,26 @@ def _checked(
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
-                problems = _explained(line, steps) or in_own_words(" ".join(line.overrides), error)
+                problems = _explained(line, complete) or in_own_words(" ".join(line.overrides), error)
+        runs: list[Invocation] = []
         for one in examined:
-            problems += [*one.problems, *_cross_check(one, steps)]
-        runs = [(one.overrides, one.config) for one in examined if one.config is not None]
+            config, crossed = _cross_check(one, complete)
+            problems += [*one.problems, *crossed]
+            if one.typed is not None and config is not None:
+                runs.append(Invocation(one.typed, config, one.overrides))
         if several is None or not _are_trials(runs):
-            problems += _shared_runs(examined)
+            problems += _shared_runs(runs)
         if problems:
             raise ConfigError(located(list(dict.fromkeys(problems)), line))
     return runs
 
 
-def _are_trials(runs: Runs) -> bool:
+def _are_trials(runs: Sequence[Invocation]) -> bool:
     """Whether these are runs of a --multirun that are to train, below one directory if one is named."""
     return (
         len(runs) > 1
-        and all(config.mode is Mode.train for _, config in runs)
-        and len({config.run for _, config in runs}) == 1
+        and all(invocation.typed.mode is Mode.train for invocation in runs)
+        and len({invocation.config.run for invocation in runs}) == 1
     )
 
 
@@ -210,41 +242,43 @@ def _errors_raised() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _explained(line: CommandLine, steps: Sequence[Step], *, user_file_works: bool = True) -> list[Problem]:
+def _explained(line: CommandLine, complete: Complete, *, user_file_works: bool = True) -> list[Problem]:
     """Returns every problem of a config that cannot be composed, and of the values in it that can."""
     found = Explainer(line, user_file_works=user_file_works).explain()
     if found.choices is None:
         return found.problems
     examined = examine(found.composed, found.choices, line, unknown=found.dropped)
-    crossed = _cross_check(examined, steps, found.dropped) if found.whole else []
+    crossed = _cross_check(examined, complete, found.dropped)[1] if found.whole else []
     return [*found.problems, *examined.problems, *crossed]
 
 
-def _cross_check(examined: Examined, steps: Sequence[Step], dropped: Sequence[str] | None = None) -> list[Problem]:
-    """Problems between keys, except those that name a key already known to be wrong, which would mislead.
+def _cross_check(
+    examined: Examined, complete: Complete, dropped: Sequence[str] | None = None
+) -> tuple[RunConfig | None, list[Problem]]:
+    """Returns a completed config, and problems between keys, except those that name a key already known to be wrong.
 
     `dropped` are the keys left out of a config that could not be composed as typed.
     """
-    if examined.config is None:
-        return []
+    if examined.typed is None or examined.config is None:
+        return None, []
     wrong = [*(dropped or []), *(problem.key for problem in examined.problems)]
     try:
-        found = [problem for step in steps for problem in step(examined.config)]
+        config, found = complete(examined.typed, examined.config)
     except Exception:
         if wrong or dropped is not None:
-            return []  # a step may rely on a value that is wrong
+            return None, []  # a check may rely on a value that is wrong
         raise
-    return [problem for problem in found if not any(_names(problem, key) for key in wrong)]
+    return config, [problem for problem in found if not any(_names(problem, key) for key in wrong)]
 
 
 def _names(problem: Problem, key: str) -> bool:
     return f"{problem.key}.".startswith(f"{key}.") or f"{key}=" in f"{problem.message} {problem.remedy}"
 
 
-def _shared_runs(examined: Sequence[Examined]) -> list[Problem]:
-    runs = Counter(one.config.run for one in examined if one.config is not None and one.config.run is not None)
+def _shared_runs(runs: Sequence[Invocation]) -> list[Problem]:
+    counts = Counter(one.config.run for one in runs if one.config.run is not None)
     return [
         Problem("run", "duplicate", f"{count} runs of this --multirun share the directory {run}", "leave run out")
-        for run, count in runs.items()
+        for run, count in counts.items()
         if count > 1
     ]

@@ -25,8 +25,8 @@ def successor(key: str, value: Any) -> str | None:
     return new[0].rpartition(".")[0] if new and new[0] and all(new) else None
 
 
-def replaced(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config of an earlier version with the keys of this one."""
+def replaced(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the keys of a stored config, of an earlier version with those of this one, and its `RunConfig.given`."""
     config = copy.deepcopy(config)
     for old, new in FORMER.items():
         section, _, name = old.rpartition(".")
@@ -37,4 +37,6 @@ def replaced(config: dict[str, Any]) -> dict[str, Any]:
             if new is not None:
                 section, _, name = new.rpartition(".")
                 config.setdefault(section, {})[name] = value
-    return config
+    optimizer = config.get("optimizer")
+    before = optimizer.pop("given", ()) if isinstance(optimizer, dict) else ()  # where earlier versions had it
+    return config, tuple(config.pop("given", before))

@@ -1,9 +1,12 @@
 """The page of `python -m trainer --help`: examples, groups, and the keys that runs change most."""
 
-from functools import reduce
+import dataclasses
+import textwrap
 
-from trainer.config.keys import shown
-from trainer.config.schema import RunConfig
+from trainer.config import keys
+from trainer.config.comments import meaning, meanings_of_values
+
+COLUMNS, INDENT = 120, 39  # of the page, and of what keys mean
 
 USAGE = """\
 Trains a Keras model on a TensorFlow cluster of any size, declared in config.
@@ -32,51 +35,16 @@ $APP_CONFIG_GROUPS
 cluster takes any size [<n>ps]<m>w[1e]: n parameter servers, m workers, e.g. 8ps32w; 1e: an evaluator beside them.
 model and data take any function of the file named by user=.
 
-Keys (key=value) with their defaults; python -m trainer --cfg job lists all of them
+Keys (key=value) that one needs first, with their defaults; python -m trainer help train describes all keys of a
+section, help optimizer.momentum one of them, help data=csv a file of a group, and help sweep a command
 """
 
-KEYS = {
-    "mode": "train, plan, runs, status, save, stop, continue, report, check, doctor, ...",
-    "launch.warm_minutes": "keep TensorFlow imported for the next command",
-    "name": "prefix of the run directory's name",
-    "run": "run directory; default: a new one under runs/",
-    "resume": "auto, never, or a checkpoint's path",
-    "seed": "random seed for weights, data order and dropout",
-    "train.steps": "updates of the parameters",
-    "train.epochs": "passes over the training data, instead of steps",
-    "train.batch_size": "examples in one update, over all replicas",
-    "optimizer.learning_rate": "peak learning rate; the schedule scales it",
-    "optimizer.schedule.name": "constant, exponential or cosine",
-    "train.accumulate": "microbatches of a replica, computed one after the other to save memory",
-    "train.precision": "float32, mixed_bfloat16 or mixed_float16",
-    "train.jit": "compile the replica step with XLA",
-    "train.on_not_finite": "stop, skip or rollback when a gradient is NaN or infinite",
-    "strategy.quorum": "backup: replicas that each update waits for",
-    "strategy.max_staleness": "async: drop and count gradients that are more steps old than this",
-    "strategy.wire": "memory: shared on one machine; float32 or bfloat16: messages",
-    "placement.max_part_mib": "auto: balance the hosts; MiB: split larger parameters; null: none",
-    "placement.buckets": "shards on each host, sent in parallel; for slow links",
-    "evaluate.every": "steps between evaluations; 0: once, at the end",
-    "checkpoint.every": "steps between checkpoints; 0: only at the end",
-    "checkpoint.keep": "number of newest checkpoints to keep",
-    "checkpoint.on_error": "stop or continue when a checkpoint cannot be written",
-    "history.every": "steps between lines of history.jsonl and events",
-    "device.gpus": "visible GPUs by job or task, e.g. {worker:[0]}",
-    "device.memory_fraction": "share of each GPU by job or task, in (0, 1]; or memory_mib, or growth",
-    "device.replicas": "devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]",
-    "device.layers": "pattern of layer paths -> device, e.g. {dense*:/gpu:1}",
-    "device.deterministic": "the same bits in every run on GPUs too; steps may be slower",
-    "device.log_placement": "record where everything ran; fail if not as planned",
-    "profile": "record where the time of each step goes, as a trace of all tasks",
-    "timeouts.roll_call_secs": "deadline for all tasks to come up",
-    "timeouts.heartbeat_secs": "restart a task that is silent for longer than this",
-    "timeouts.step_secs": "restart a task that blocks a step for longer than this",
-    "container.image": "default: trainer:gpu for tasks with GPUs, else trainer:cpu",
-    "container.memory_mib": "memory limit by job or task, e.g. {worker:4096}",
-    "container.mounts": "paths of the host, mounted read-only, e.g. [/data]",
-    "restart.max": "restarts of a failing task within restart.window_secs",
-    "restart.max_of": "the same for a job or a task, e.g. {ps:0,worker:5}",
-}
+KEYS = (  # that one needs first
+    *("name", "run", "resume", "seed", "train.steps", "train.epochs", "train.batch_size", "train.precision"),
+    *("optimizer.learning_rate", "optimizer.schedule.name", "strategy.name", "model.loss", "model.metrics"),
+    *("evaluate.every", "checkpoint.every", "device.gpus", "device.replicas", "device.layers", "placement.pins"),
+    *("launch.name", "loggers", "profile"),
+)
 
 FLAGS = """
 Flags
@@ -96,10 +64,16 @@ a checkpoint; 76 checkpoint invalid; 130, 143 signal.
 
 def template() -> str:
     """Returns the page for `hydra.help.template`: `$APP_CONFIG_GROUPS` is Hydra's, `$$` a dollar."""
-    keys = "".join(f"  {f'{key}={_default(key)}':<36} {meaning}".rstrip() + "\n" for key, meaning in KEYS.items())
-    return USAGE + "\n" + keys + FLAGS
+    rows = [_row(key) for key in KEYS]
+    return USAGE + "\n" + "\n".join(rows).replace("$", "$$") + "\n" + FLAGS
 
 
-def _default(key: str) -> str:
-    """Returns the default of a dotted key, as it is typed."""
-    return shown(reduce(getattr, key.split("."), RunConfig()))
+def _row(key: str) -> str:
+    """Returns a key with its default, as it is typed, and what it means."""
+    *path, name = key.split(".")
+    owner = keys.hint(path)
+    (field,) = [field for field in dataclasses.fields(owner) if field.name == name]
+    of = keys.hint(key.split("."))
+    values = f": {', '.join(meanings_of_values(of))}" if meanings_of_values(of) else ""
+    lines = textwrap.wrap(meaning(owner, field, of) + values, COLUMNS - INDENT)
+    return f"\n{'':{INDENT}}".join([f"  {f'{key}={keys.default(key)}':<{INDENT - 3}} {lines[0]}", *lines[1:]])

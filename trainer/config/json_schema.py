@@ -8,14 +8,12 @@ import json
 import types
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
-from trainer.config import schema, sources
-from trainer.config.comments import comments_of, sentence
-from trainer.config.help_page import KEYS
+from trainer.config import sources, typed
+from trainer.config.comments import meaning, meanings_of_values
 
 Schema = dict[str, Any]
 
@@ -35,7 +33,7 @@ def text() -> str:
 def config_schema() -> Schema:
     """Returns the schema of a whole config, which is also that of an experiment."""
     definitions: Schema = {"later": LATER, "defaults": _defaults()}
-    properties = _properties("", schema.RunConfig, definitions)
+    properties = _properties("", typed.TypedConfig, definitions)
     for group in _groups():
         if group != "experiment":
             definitions[f"{group}_file"] = _file(definitions[group])
@@ -57,9 +55,7 @@ def _properties(prefix: str, kind: Any, definitions: Schema) -> Schema:
             definitions[key] = _about(_doc(of)) | section
             properties[field.name] = {"$ref": f"#/definitions/{key}"}
         else:
-            properties[field.name] = (
-                _about(_meaning(kind, field, of, key)) | _value(of, field.metadata) | _default(field)
-            )
+            properties[field.name] = _about(_meaning(kind, field, of)) | _value(of, field.metadata) | _default(field)
     return properties
 
 
@@ -109,21 +105,13 @@ def _default(field: Any) -> Schema:
     return {"default": value.name if isinstance(value, Enum) else value}
 
 
-def _meaning(kind: Any, field: Any, of: Any, key: str) -> str:
+def _meaning(kind: Any, field: Any, of: Any) -> str:
     """Returns the comment of a key, with those of its values, and what reads it."""
-    meaning = _comments().get(kind.__name__, {}).get(field.name, "")
+    about = meaning(kind, field, of)
     if readers := field.metadata.get("read_by"):
-        meaning = f"{meaning} (read by {', '.join(readers)})".strip()
-    if isinstance(of, type) and issubclass(of, Enum):
-        about = _comments().get(of.__name__, {})
-        values = [f"{member.name}: {about[member.name]}" for member in of if about.get(member.name)]
-        return "\n".join(filter(None, [meaning or sentence(of.__doc__), *values]))
-    return meaning or KEYS.get(key, "")
-
-
-@cache
-def _comments() -> dict[str, dict[str, str]]:
-    return comments_of(schema)
+        about = f"{about} (read by {', '.join(readers)})".strip()
+    values = [f"{value}: {text}" for value, text in meanings_of_values(of).items() if text]
+    return "\n".join(filter(None, [about, *values]))
 
 
 def _doc(kind: Any) -> str:

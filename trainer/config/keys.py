@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import former_keys, synonyms
-from trainer.config.schema import RunConfig
+from trainer.config.typed import TypedConfig
 from trainer.faults.problems import Problem
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -64,9 +64,12 @@ def schema() -> DictConfig:
 
 @cache
 def _schema() -> DictConfig:
-    config = OmegaConf.structured(RunConfig)
+    config = OmegaConf.structured(TypedConfig)
     assert isinstance(config, DictConfig)
+    config._set_flag("readonly", None)  # which OmegaConf sets for a frozen dataclass
     for key in declared():
+        if dataclasses.is_dataclass(hint(key.split("."))):
+            OmegaConf.select(config, key)._set_flag("readonly", None)
         if get_origin(hint(key.split("."))) is dict and not key.endswith(".options"):
             OmegaConf.set_struct(OmegaConf.select(config, key), False)
     return config
@@ -77,7 +80,7 @@ _type_hints = cache(get_type_hints)  # one config asks for these a hundred times
 
 def hint(path: Sequence[str]) -> Any:
     """Returns the declared type of a key, or None if there is no such key."""
-    kind: Any = RunConfig
+    kind: Any = TypedConfig
     for part in path:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             kind = _type_hints(kind).get(part)
@@ -91,7 +94,7 @@ def hint(path: Sequence[str]) -> Any:
 @cache
 def declared() -> tuple[str, ...]:
     """Returns every key and section, dotted, and the group `experiment`, which sets keys of others."""
-    return (*_names(RunConfig, ""), "experiment")
+    return (*_names(TypedConfig, ""), "experiment")
 
 
 def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -254,6 +257,11 @@ def _value(kind: Any, default: Any = None) -> str:
     if get_origin(kind) is list:
         return f"[{_value(get_args(kind)[0])}]"
     return VALUES.get(next(iter(get_args(kind)), kind), "VALUE")
+
+
+def default(key: str) -> str:
+    """Returns the default of a key, as it is typed."""
+    return shown(OmegaConf.select(_schema(), key, throw_on_missing=False))
 
 
 def shown(value: Any) -> str:

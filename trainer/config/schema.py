@@ -1,7 +1,8 @@
-"""Every key that `conf/` and the command line may set, with its default, unit and limits.
+"""Every key that says what a run is, with its default, unit and limits; keys of commands are in `typed.py`.
 
 YAML files in `conf/` choose values; this file declares the keys, and the comment on each is its help. Limits of one key
-stand beside it (`limits(...)`); rules between keys are in `trainer/plan/checks`.
+stand beside it (`limits(...)`); rules between keys are in `trainer/plan/checks`. Nothing writes to a config: what
+completes one returns another.
 """
 
 import re
@@ -18,37 +19,6 @@ AUTO = "auto"
 ROW_ACCUMULATOR = "row_accumulator"
 
 
-# What `python -m trainer` does with the config. By call, because `continue` cannot be a name in a class body.
-Mode = Enum(
-    "Mode",
-    {
-        "train": "train",  # start the tasks, train, evaluate and export
-        "plan": "plan",  # show what would run where; start nothing
-        "sweep": "sweep",  # train with several values of some keys; see sweep
-        "status": "status",  # show how far the run in run=PATH is, and what each task does
-        "stop": "stop",  # have the run in run=PATH save a checkpoint and end, and wait for that
-        "continue": "continue",  # start the run in run=PATH again, with its own config, where it stopped
-        "save": "save",  # have the run in run=PATH save a checkpoint now, and wait for that
-        "attach": "attach",  # read parameters of the run in run=PATH while it trains
-        "runs": "runs",  # list the runs of a folder; see runs
-        "console": "console",  # a web page of the runs of a folder, from which they are watched and steered
-        "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
-        "export": "export",  # write the model of the run in run=PATH for other programs; see export
-        "evaluate": "evaluate",  # compute the loss and the metrics of a checkpoint of the run in run=PATH; see export
-        "predict": "predict",  # write the outputs of a checkpoint of the run in run=PATH to a file; see export
-        "log": "log",  # hand the run in run=PATH to loggers
-        "doctor": "doctor",  # check this machine and say how to fix it
-        "check": "check",  # verify a finished run: each step counted every replica once
-        "chaos": "chaos",  # kill, freeze and cut off tasks while training; compare with an unbroken run
-        "render": "render",  # write the files from which another tool starts the run; see target
-        "clean": "clean",  # end warm processes; remove the containers of runs whose launcher has died
-        "selftest": "selftest",  # train 1ps1w for 20 steps on this machine and leave nothing behind
-        "init": "init",  # make a project to start from, in the folder named by project
-        "schema": "schema",  # print the JSON schema of this config, for editors
-    },
-)
-
-
 class Launch(Enum):
     """What each task of a run is."""
 
@@ -56,15 +26,6 @@ class Launch(Enum):
     docker = "docker"  # a container on this machine, or on one of cluster.hosts
     ssh = "ssh"  # a process on one of cluster.hosts, which this command reaches by ssh
     slurm = "slurm"  # a process on a node of this job of Slurm; outside of a job, one is submitted and followed
-
-
-class Target(Enum):
-    """What trainer render writes."""
-
-    compose = "compose"  # a file for Docker Compose, or one for each of cluster.hosts
-    stack = "stack"  # a stack for Docker Swarm
-    kubernetes = "kubernetes"  # a JobSet, for a cluster that has its controller
-    kubernetes_jobs = "kubernetes_jobs"  # a service, and one job for each task, for any Kubernetes
 
 
 # How gradients meet. By call, because `async` cannot be a name in a class body.
@@ -151,17 +112,6 @@ class RunState(Enum):
     died = "died"  # its launcher, or the chief that a scheduler started, died before the run ended
 
 
-class RunOrder(Enum):
-    """What trainer runs sorts by."""
-
-    started = "started"  # when it was launched last
-    name = "name"
-    step = "step"
-    loss = "loss"
-    rate = "rate"  # examples per second
-    disk = "disk"  # bytes of its directory
-
-
 class ScheduleName(Enum):
     """How the learning rate changes with the global step."""
 
@@ -194,7 +144,7 @@ class Isolate(Enum):
     never = "never"  # whoever reaches this machine reaches the tasks
 
 
-@dataclass
+@dataclass(frozen=True)
 class ClusterConfig:
     """How many tasks each job has, and where they listen."""
 
@@ -212,7 +162,7 @@ class ClusterConfig:
         return self.name == "local"
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelConfig:
     """A function of trainer/workload/models or of the file named by `user`, and its keyword arguments."""
 
@@ -231,7 +181,7 @@ class ModelConfig:
     metrics: Any = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """A function of trainer/workload/data or of the file named by `user`, and its keyword arguments."""
 
@@ -239,7 +189,7 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
 
 
-@dataclass
+@dataclass(frozen=True)
 class StrategyConfig:
     """How the replicas' gradients become one update."""
 
@@ -253,7 +203,7 @@ class StrategyConfig:
     pack_mib: float = field(default=4.0, metadata=limits(above=0) | read_by("all_reduce"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class ScheduleConfig:
     """Learning rate by global step."""
 
@@ -268,7 +218,7 @@ class ScheduleConfig:
     final_fraction: float = field(default=0.0, metadata=limits(at_least=0, at_most=1) | read_by("cosine"))
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlateauConfig:
     """Reduces the learning rate when evaluate.best_metric no longer improves."""
 
@@ -280,7 +230,7 @@ class PlateauConfig:
     min_delta: float = field(default=1e-4, metadata=limits(at_least=0))  # a smaller change is no better
 
 
-@dataclass
+@dataclass(frozen=True)
 class SparseConfig:
     """The update of the rows of sparse layers (`placement.sparse`), with the other settings of the optimizer."""
 
@@ -289,7 +239,7 @@ class SparseConfig:
     learning_rate: float | None = field(default=None, metadata=limits(above=0))
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The update of the parameters from the mean gradient."""
 
@@ -330,9 +280,6 @@ class OptimizerConfig:
     # settings for the parameters whose paths a pattern matches (fnmatch), e.g. [{match: [*/bias, *norm*], weight_decay:
     # 0}, {match: embedding/*, learning_rate: 0.0001}, {match: backbone/*, frozen: true}]; a later group overrides
     groups: list[Any] = field(default_factory=list)
-    # keys of this section that the command line or a file of yours sets, filled in by the command: the optimizer of the
-    # model's compile() gives the others
-    given: list[str] = field(default_factory=list)
 
     @property
     def measures_parameters(self) -> bool:
@@ -346,7 +293,7 @@ class OptimizerConfig:
             texts.append(f"{self.schedule.name.value} schedule")
         for key in fields(self):
             value = getattr(self, key.name)
-            is_shown = key.name not in ("name", "learning_rate", "schedule", "plateau", "sparse", "groups", "given")
+            is_shown = key.name not in ("name", "learning_rate", "schedule", "plateau", "sparse", "groups")
             if is_shown and value != key.default:
                 texts.append(f"{key.name.replace('_', ' ')}" + (f" {value:g}" if value is not True else ""))
         return ", ".join(texts)
@@ -385,7 +332,7 @@ class OptimizerConfig:
         return {name: self.initial_accumulator if name == "accumulator" else 0.0 for name in names}
 
 
-@dataclass
+@dataclass(frozen=True)
 class DeviceConfig:
     """What a task may use on its machine. Mappings are by job (`worker`) or task (`worker:0`)."""
 
@@ -407,7 +354,7 @@ class DeviceConfig:
     log_placement: bool = False  # record where everything ran; fail if not as planned
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlacementConfig:
     """Which shard holds which parameter."""
 
@@ -438,7 +385,7 @@ class PlacementConfig:
         return bool(self.sparse or self.growing)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainConfig:
     steps: int = field(default=300, metadata=limits(at_least=1))  # global steps: updates of the parameters
     batch_size: int = field(default=256, metadata=limits(at_least=1))  # examples in one step, over all replicas
@@ -451,7 +398,7 @@ class TrainConfig:
     on_not_finite: NotFinitePolicy = NotFinitePolicy.stop
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps between evaluations; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))  # examples evaluated at once
@@ -474,28 +421,23 @@ class EvaluateConfig:
         return self.every > 0 if self.export_best is None else self.export_best
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
     every: int = field(default=100, metadata=limits(at_least=0))  # steps between checkpoints; 0: only at the end
     keep: int = field(default=3, metadata=limits(at_least=1))  # number of newest checkpoints to keep
-    on_error: SaveErrorPolicy = SaveErrorPolicy.stop
+    on_error: SaveErrorPolicy = SaveErrorPolicy.stop  # what to do when a checkpoint cannot be written
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExportConfig:
-    """The export at the end of a run, and what trainer export, evaluate and predict read and write."""
+    """The export at the end of a run."""
 
     # keras, weights, saved_model, onnx, litert; those that are named must be possible, or nothing starts. Default:
     # keras and saved_model, as far as the model can be written so
     formats: list[str] = field(default_factory=list)
-    # for trainer export, evaluate and predict: last, best or a step; after the command, checkpoint= is enough
-    checkpoint: str = "last"
-    # for trainer export: folder, default: export-STEP in the run directory; for trainer predict: file, .npz, .csv or
-    # .jsonl. After the command, to= is enough
-    to: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class HistoryConfig:
     every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
     histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps between histograms; 0: none
@@ -503,7 +445,7 @@ class HistoryConfig:
     journal: bool = False  # every task also records each of its steps, for trainer check
 
 
-@dataclass
+@dataclass(frozen=True)
 class TimeoutsConfig:
     roll_call_secs: float = field(default=120.0, metadata=limits(above=0))  # deadline for all tasks to come up
     stop_grace_secs: float = field(default=30.0, metadata=limits(above=0))  # between SIGTERM and SIGKILL
@@ -515,7 +457,7 @@ class TimeoutsConfig:
     data_secs: float | None = field(default=None, metadata=limits(above=0))
 
 
-@dataclass
+@dataclass(frozen=True)
 class RestartConfig:
     """How often and how soon a failed task is restarted."""
 
@@ -525,19 +467,7 @@ class RestartConfig:
     delay_secs: float = field(default=1.0, metadata=limits(at_least=0))  # before the first; doubles each time
 
 
-@dataclass
-class ChaosConfig:
-    """The faults of trainer chaos, which a run must survive."""
-
-    schedule: str = ""  # e.g. "kill worker:2 @40; stop ps:0 @80 for 15s; kill chief @120": one run under all of these
-    random: int = field(default=0, metadata=limits(at_least=0))  # runs of each kind, with one fault at a random step
-    kinds: list[str] = field(default_factory=list)  # of random faults; default: all that are possible in the cluster
-    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed for the moments of the faults
-    minutes: float = field(default=0.0, metadata=limits(at_least=0))  # soak: length of one run under random faults
-    every_secs: float = field(default=60.0, metadata=limits(above=0))  # soak: seconds between two faults
-
-
-@dataclass
+@dataclass(frozen=True)
 class ContainerConfig:
     """A task's container and its limits. Mappings are by job or task."""
 
@@ -549,7 +479,7 @@ class ContainerConfig:
     mounts: list[str] = field(default_factory=list)  # paths of the host, mounted read-only
 
 
-@dataclass
+@dataclass(frozen=True)
 class LaunchConfig:
     """How the tasks of a run are started."""
 
@@ -561,7 +491,7 @@ class LaunchConfig:
     warm_minutes: float | None = field(default=None, metadata=limits(at_least=0))
 
 
-@dataclass
+@dataclass(frozen=True)
 class SlurmConfig:
     """The job that launch=slurm submits."""
 
@@ -574,26 +504,13 @@ class SlurmConfig:
     args: str = ""  # more arguments of sbatch, e.g. "--partition=gpu --account=mine"
 
 
-@dataclass
-class KubernetesConfig:
-    """The objects that trainer render writes for Kubernetes."""
-
-    claim: str = "runs"  # volume claim for the folder of all runs, which the chief and an evaluator write to
-    queue: str | None = None  # Kueue's queue; default: none
-
-
-@dataclass
+@dataclass(frozen=True)
 class SecurityConfig:
     isolate: Isolate = Isolate.auto  # give the tasks of a run on this machine a network that no other program reaches
     allow_untrusted_network: bool = False  # accept public addresses: TensorFlow's gRPC has no authentication, no TLS
 
 
-@dataclass
-class PlanConfig:
-    write_to: str | None = None  # also write the plan to this file, as JSON
-
-
-@dataclass
+@dataclass(frozen=True)
 class PrometheusConfig:
     """Where the launcher answers /metrics for the whole run, for Prometheus."""
 
@@ -603,76 +520,20 @@ class PrometheusConfig:
     discovery: str | None = None  # folder in which each run names its address for Prometheus while it lives
 
 
-@dataclass
-class RunsConfig:
-    """What trainer runs lists."""
-
-    folder: str = "runs"  # folder whose runs are listed, with those one level below, where sweeps put them
-    state: RunState | None = None  # only runs in this state; default: all
-    name: str = "*"  # only runs whose directory matches this pattern, e.g. "digits-*"
-    sort: RunOrder = RunOrder.started  # ascending: the newest, largest or fastest run is last
-    # list only this many rows, from the end; default: all
-    last: int | None = field(default=None, metadata=limits(at_least=1))
-
-
-@dataclass
-class AttachConfig:
-    """What trainer attach reads."""
-
-    # patterns of paths of parameters and state, e.g. ["dense*/kernel"], or of slots, "slots/*"; default: all but slots
-    parameters: list[str] = field(default_factory=list)
-    file: str | None = None  # also write the values to this .npz file
-
-
-@dataclass
-class SweepConfig:
-    """What trainer sweep tries."""
-
-    # values by key: a list, or log(LOW, HIGH), linear(LOW, HIGH), integer(LOW, HIGH), from which values are drawn
-    space: dict[str, Any] = field(default_factory=dict)
-    # runs; default: every combination if all keys have lists, else 20
-    trials: int | None = field(default=None, metadata=limits(at_least=1))
-    metric: str = "eval_loss"  # of summary.json, by which trials are compared; evaluate.best_is says how
-    # successive halving: each round trains the best 1/N of the trials N times as long; default: all to the end
-    halving: int | None = field(default=None, metadata=limits(at_least=2))
-    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed of the values that are drawn
-    # trials that train at the same time; more than 1 needs cores_per_trial or gpus_per_trial
-    parallel: int = field(default=1, metadata=limits(at_least=1))
-    cores_per_trial: int | None = field(default=None, metadata=limits(at_least=1))  # default: an equal share
-    gpus_per_trial: int | None = field(default=None, metadata=limits(at_least=1))  # default: none
-
-
-@dataclass
-class ConsoleConfig:
-    """The web page of trainer console, which shows the runs in runs.folder."""
-
-    host: str = "127.0.0.1"  # address to listen on
-    port: int = field(default=8787, metadata=limits(at_least=0, below=65536))  # 0: a free one
-    read_only: bool = False  # show runs, and change nothing
-    kill: bool = False  # show a button that kills a task, to test recovery
-    user_folder: str | None = None  # folder of the Python files that user= may name; default: user= is not allowed
-
-
-@dataclass
+@dataclass(frozen=True)
 class ReportConfig:
-    """What trainer report writes, and whether a run writes it at its end."""
+    """Whether a run writes a report at its end."""
 
     at_end: bool = True  # write RUN/report.html when a run ends
-    # directories of other runs, whose curves are drawn in the same charts
-    beside: list[str] = field(default_factory=list)
-    file: str | None = None  # default: report.html in the run directory
 
 
-@dataclass
-class RunConfig:
-    """The whole config of a run."""
+@dataclass(frozen=True)
+class RunKeys:
+    """The keys that say what a run is; each command has others of its own, see `typed.py`."""
 
-    mode: Mode = Mode.train
     launch: LaunchConfig = field(default_factory=LaunchConfig)
-    target: Target = Target.compose
     name: str = "run"  # [a-z0-9-]{1,63}; prefix of the run directory's name
     run: str | None = None  # run directory; default: a new one under runs/
-    json: bool = False  # trainer status, attach, stop, save and runs: print JSON; --json is short for json=true
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
     # random seed for weights, data order and dropout
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
@@ -680,7 +541,6 @@ class RunConfig:
     loggers: list[str] = field(default_factory=list)
     profile: bool = False  # record where the time of the first 1000 steps goes, as a trace of all tasks
     user: str | None = None  # Python file with your own models and data sets
-    project: str | None = None  # trainer init: the folder to make; trainer init FOLDER names it
     job: str | None = None  # with task: run this one task of a cluster with addresses, instead of all
     task: int | None = field(default=None, metadata=limits(at_least=0))  # index of that task within its job
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -698,14 +558,14 @@ class RunConfig:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
-    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    plan: PlanConfig = field(default_factory=PlanConfig)
     prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
-    runs: RunsConfig = field(default_factory=RunsConfig)
-    attach: AttachConfig = field(default_factory=AttachConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    console: ConsoleConfig = field(default_factory=ConsoleConfig)
-    sweep: SweepConfig = field(default_factory=SweepConfig)
-    chaos: ChaosConfig = field(default_factory=ChaosConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)
+
+
+@dataclass(frozen=True)
+class RunConfig(RunKeys):
+    """The config of a run: the value of each key, and whether the user or a default chose it."""
+
+    given: tuple[str, ...] = ()  # keys of optimizer that were set; the optimizer of compile() gives the others

@@ -171,7 +171,8 @@ def register() -> None:
     hydra.version.setbase("1.3")
     setup_globals()
     ConfigStore.instance().store(name="run_schema", node=keys.schema())
-    ConfigStore.instance().store(group="hydra/help", name="trainer", node={"template": help_page.template()})
+    OmegaConf.register_new_resolver("help_page", help_page.template, replace=True)  # which is called for --help only
+    ConfigStore.instance().store(group="hydra/help", name="trainer", node={"template": "${help_page:}"})
     Plugins.instance().register(Generated)
     Plugins.instance().register(GivenFiles)
     Plugins.instance().register(SourceOrder)

@@ -5,11 +5,12 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.config.schema import PrometheusConfig, RunConfig
+from trainer.config.schema import PrometheusConfig
 from trainer.config.versions import VERSION
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
@@ -35,25 +36,28 @@ class MetricsEndpoint:
     """Answers /metrics for as long as a run lasts, where the config asks for it."""
 
     def __init__(
-        self, config: RunConfig, plan: Plan, directory: RunDirectory, attempts: Attempts, restarts: Restarts
+        self,
+        section: PrometheusConfig,
+        facts: Mapping[str, str],
+        plan: Plan,
+        directory: RunDirectory,
+        attempts: Attempts,
+        restarts: Restarts,
     ) -> None:
         """Listens from now on.
+
+        Args:
+            facts: about the run, besides those of its plan, by label.
 
         Raises:
             EndpointError: if the port is taken.
         """
         self._attempts, self._restarts, self._directory = attempts, restarts, directory
-        self._facts = {
-            "cluster": plan.cluster,
-            "strategy": plan.strategy,
-            "model": config.model.name,
-            "data": config.data.name,
-            "version": VERSION,
-        }
-        self._server = None if config.prometheus.port is None else _listen(config.prometheus, self._text)
-        own = None if self._server is None else _target(config.prometheus.host, self._server.server_address[1])
+        self._facts = {"cluster": plan.cluster, "strategy": plan.strategy, **facts, "version": VERSION}
+        self._server = None if section.port is None else _listen(section, self._text)
+        own = None if self._server is None else _target(section.host, self._server.server_address[1])
         targets = [own] if own else [task.control for task in plan.tasks if not task.control.startswith(UNIX)]
-        self._files = _files(config.prometheus, directory)
+        self._files = _files(section, directory)
         self._forget()
         if targets:
             for file in self._files:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from trainer.config.groups import freezing
 from trainer.config.schema import RunConfig
+from trainer.config.typed import Mode
 from trainer.faults.problems import ConfigError
 from trainer.launch import progress
-from trainer.launch.describe import Child, describe
+from trainer.launch.describe import describe
 from trainer.observe.machine import this_machine
 from trainer.plan.checks.strategy import batch_parts
-from trainer.plan.description import FROZEN_FILE, Description, ModelProbe, Waits
+from trainer.plan.description import FROZEN_FILE, ModelProbe, Waits
 from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan
 from trainer.plan.plan import Plan
@@ -36,46 +37,53 @@ def make(
     tasks: ProcessTasks | None = None,
     machine: Machine | None = None,
     waits: Waits = lambda *_: None,
-) -> Plan:
+    *,
+    mode: Mode = Mode.train,
+) -> tuple[RunConfig, Plan]:
     """Describes the model, in a process of `tasks` if one is given, and makes the plan.
 
     Args:
         store: a folder for what describing the model leaves for the tasks.
         machine: that the tasks run on; None: this one.
         waits: as in `describe`.
+
+    Returns:
+        The config, with threads of an earlier launch, the compiled optimizer and the steps of epochs; and the plan.
     """
-    threads.take_from_earlier(config)
+    config = threads.taken_from_earlier(config)
     child = partial(tasks.describe, waits=waits) if tasks else None
-    return make_plan(config, _describe(config, store, child, waits), machine or this_machine())
+    description = describe(_question(config, store), child, waits)
+    optimizer, problems = resolve_optimizer(config.optimizer, config.given, description.compiled_optimizer)
+    updates = updates_of_batch(config.strategy, config.cluster)
+    train, of_steps = resolve_steps(config.train, description.train_examples, updates_of_batch=updates)
+    if problems := problems + of_steps:
+        raise ConfigError(problems)
+    config = replace(config, optimizer=optimizer, train=train)
+    return config, make_plan(config, description, machine or this_machine(), mode)
 
 
-def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, machine: Machine | None = None) -> Plan:
-    """Makes the plan of a run as `make`, prints it in one line, and writes it where `plan.write_to` says."""
+def announce(
+    config: RunConfig,
+    store: Path,
+    tasks: ProcessTasks | None = None,
+    machine: Machine | None = None,
+    *,
+    write_to: str | None = None,
+) -> tuple[RunConfig, Plan]:
+    """Makes the plan of a run as `make`, prints it in one line, and writes it as JSON where `write_to` says."""
     with progress.note(PLANNING) as note:
-        made = make(config, store, tasks, machine, note.runs)
-    if config.plan.write_to is not None:
+        config, made = make(config, store, tasks, machine, note.runs)
+    if write_to is not None:
         from trainer.plan import page
 
-        page.write_json(made, config.plan.write_to)
+        page.write_json(made, write_to)
     print(made.describe(), flush=True)
     if made.initial:
         print(made.initial, flush=True)
     for warning in made.warnings:
         if warning.key in WHAT_IS_TRAINED:
             print(f"warning: {warning}", flush=True)
-    return made
-
-
-def _describe(
-    config: RunConfig, store: Path | None = None, child: Child | None = None, waits: Waits = lambda *_: None
-) -> Description:
-    """Describes the model, and completes the config: takes over the compiled optimizer, and turns epochs into steps."""
-    description = describe(_question(config, store), child, waits)
-    problems = resolve_optimizer(config.optimizer, description.compiled_optimizer)
-    updates = updates_of_batch(config)
-    if problems := problems + resolve_steps(config.train, description.train_examples, updates_of_batch=updates):
-        raise ConfigError(problems)
-    return description
+    return config, made
 
 
 def _question(config: RunConfig, store: Path | None = None) -> ModelProbe:
@@ -99,7 +107,7 @@ def _question(config: RunConfig, store: Path | None = None) -> ModelProbe:
             question, batch=config.train.batch_size // batch_parts(config.cluster, config.device, config.train)
         )
     question = replace(question, store=None if store is None else str(store))
-    if (checkpoint := initial.resumed(config)) is None:
+    if (checkpoint := initial.resumed(config.run, config.resume)) is None:
         files = initial.files_of(config.model.init) if config.model.init is not None else ()
         return replace(question, init=files)
     frozen = checkpoint / FROZEN_FILE

@@ -56,7 +56,8 @@ class Supervisor:
         self._signals, self._faults = signals, faults
         self._grace_secs = config.timeouts.stop_grace_secs
         self._restarts = Restarts(config.restart, plan, self.attempts, self._say)
-        self._metrics = MetricsEndpoint(config, plan, directory, self.attempts, self._restarts)
+        facts = {"model": config.model.name, "data": config.data.name}
+        self._metrics = MetricsEndpoint(config.prometheus, facts, plan, directory, self.attempts, self._restarts)
         self._pages = PageReader(self.attempts, config.timeouts.heartbeat_secs)
         self._silence = SilenceWatch(self.attempts, plan, config.timeouts)
         self._slow = SlowWorkers(plan.effective_strategy.when_slow)

@@ -5,11 +5,12 @@ that share a GPU take.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainer.config.schema import AUTO, ClusterConfig, DeviceConfig, Launch, Mode
+from trainer.config.schema import AUTO, ClusterConfig, DeviceConfig, Launch
+from trainer.config.typed import Mode
 from trainer.plan import addresses
 
 THIS_HOST = "127.0.0.1"  # of tasks without an address
@@ -58,6 +59,15 @@ def host_of(cluster: ClusterConfig, job: str, index: int) -> str:
 def is_on_hosts(launch: Launch, cluster: ClusterConfig) -> bool:
     """Whether the launcher starts tasks on several machines."""
     return launch in ON_HOSTS or (launch is Launch.docker and bool(cluster.hosts))
+
+
+class Role(NamedTuple):
+    """The task that this process runs, as a scheduler gives it."""
+
+    cluster: ClusterConfig  # with the address of every task
+    job: str
+    task: int
+    gpus: Sequence[int] = ()  # of a worker
 
 
 def tasks_here(

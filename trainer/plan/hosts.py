@@ -4,10 +4,11 @@ import difflib
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, Launch, Mode, RunConfig
+from trainer.config.schema import ClusterConfig, DeviceConfig, Launch, RunConfig
+from trainer.config.typed import Mode
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
 from trainer.plan.addresses import JOBS, USUAL_PORT
@@ -27,25 +28,28 @@ class Host:
     worker: int | None = None
 
 
-def resolve_hosts(config: RunConfig) -> list[Problem]:
-    """Gives every task an address on its host, and every worker a GPU of it unless `device.gpus` says otherwise."""
+def resolve_hosts(config: RunConfig, mode: Mode) -> tuple[RunConfig, list[Problem]]:
+    """Returns the config with an address for every task on its host, and what is wrong with the hosts.
+
+    Every worker gets a GPU of its host unless `device.gpus` says otherwise.
+    """
     if not config.cluster.hosts:
-        return [*_check_launch(config)]
-    problems = [*_check_use(config), *_check_ssh(config)]
+        return config, [*_check_launch(config, mode)]
+    problems = [*_check_use(config, mode), *_check_ssh(config.launch.ssh)]
     hosts = [_read(index, given, problems) for index, given in enumerate(config.cluster.hosts)]
     known = [host for host in hosts if host]
     listed = [host.address for host in known]
     for address in dict.fromkeys(address for address in listed if listed.count(address) > 1):
         problems.append(Problem(KEY, "duplicate", f"{address} is listed twice", "give one entry for each machine"))
     if problems:
-        return problems
-    for job in JOBS:
-        _share_out(config, job, known, problems)
+        return config, problems
+    by_job = {job: _share_out(config.cluster, job, known, problems) for job in JOBS}
     if problems:
-        config.cluster.addresses = {}  # half of them would make problems of their own
-    else:
-        _give_gpus(config, known)
-    return problems
+        return config, problems
+    tasks_at = _with_ports(by_job)
+    gpus = _gpus_of_workers(config.device, tasks_at["worker"], known, config.slurm.gpus_per_worker)
+    cluster = replace(config.cluster, addresses={job: listed for job, listed in tasks_at.items() if listed})
+    return replace(config, cluster=cluster, device=replace(config.device, gpus=gpus)), []
 
 
 def each_alone(cluster: ClusterConfig) -> dict[str, list[str]]:
@@ -64,8 +68,8 @@ def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
     return {f"{job}:{index}": addresses.host_of(of[job][index]) for job, index in tasks_of(cluster)}
 
 
-def _check_launch(config: RunConfig) -> Iterator[Problem]:
-    name, mode = config.launch.name, config.mode
+def _check_launch(config: RunConfig, mode: Mode) -> Iterator[Problem]:
+    name = config.launch.name
     if name in ON_HOSTS and mode not in (Mode.train, Mode.plan, Mode.render):
         yield Problem(
             "launch",
@@ -73,7 +77,7 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
             f"trainer {mode.value} runs processes on this machine",
             f"leave launch={name.value} out",
         )
-    if config.launch.name is Launch.ssh and config.job is None and config.mode is Mode.train:
+    if config.launch.name is Launch.ssh and config.job is None and mode is Mode.train:
         yield Problem(
             "launch", "not-set", "ssh starts the tasks on cluster.hosts, and there are none", f"e.g. {EXAMPLE}"
         )
@@ -82,11 +86,9 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
         yield Problem("slurm.args", "malformed", message, "e.g. slurm.args='--partition=gpu --account=mine'")
 
 
-def _check_ssh(config: RunConfig) -> Iterator[Problem]:
-    if not config.launch.ssh.strip() or not _are_words(config.launch.ssh):
-        yield Problem(
-            "launch.ssh", "malformed", f"{config.launch.ssh!r} is no command", "e.g. launch.ssh='ssh -l training'"
-        )
+def _check_ssh(command: str) -> Iterator[Problem]:
+    if not command.strip() or not _are_words(command):
+        yield Problem("launch.ssh", "malformed", f"{command!r} is no command", "e.g. launch.ssh='ssh -l training'")
 
 
 def _are_words(text: str) -> bool:
@@ -98,10 +100,10 @@ def _are_words(text: str) -> bool:
     return True
 
 
-def _check_use(config: RunConfig) -> Iterator[Problem]:
-    starts_them = config.mode is Mode.train and is_on_hosts(config.launch.name, config.cluster)
-    if config.mode not in (Mode.render, Mode.plan) and not starts_them:
-        message = f"trainer {config.mode.value} with launch={config.launch.name.value} runs on this machine alone"
+def _check_use(config: RunConfig, mode: Mode) -> Iterator[Problem]:
+    starts_them = mode is Mode.train and is_on_hosts(config.launch.name, config.cluster)
+    if mode not in (Mode.render, Mode.plan) and not starts_them:
+        message = f"trainer {mode.value} with launch={config.launch.name.value} runs on this machine alone"
         yield Problem(
             KEY,
             "conflict",
@@ -150,9 +152,9 @@ def _check_address(key: str, address: Any) -> Iterator[Problem]:
         )
 
 
-def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> None:
-    """Gives a job's tasks addresses, host by host; its ports come after those of the jobs before it."""
-    total = getattr(config.cluster, job)
+def _share_out(cluster: ClusterConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> list[str]:
+    """Returns the host of each task of a job, host by host."""
+    total = getattr(cluster, job)
     wanted = [getattr(host, job, None) for host in hosts]
     if job == "evaluator":
         counts = [total, *[0] * (len(hosts) - 1)]  # beside the chief, whose checkpoints it reads
@@ -161,31 +163,35 @@ def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: lis
     else:
         counts = [total // len(hosts) + (index < total % len(hosts)) for index in range(len(hosts))]
     if sum(counts) != total:
-        message = f"the hosts have {sum(counts)} {job} tasks in total, but cluster={config.cluster.name} has {total}"
+        message = f"the hosts have {sum(counts)} {job} tasks in total, but cluster={cluster.name} has {total}"
         problems.append(
             Problem(KEY, "mismatch", message, f"give {job} numbers that add up to {total}, or leave {job} out")
         )
-        return
-    first = {host.address: USUAL_PORT for host in hosts}
-    for other in JOBS[: JOBS.index(job)]:
-        for address in config.cluster.addresses.get(other, []):
-            first[addresses.host_of(address)] += 1
-    listed = [
-        addresses.join(host.address, first[host.address] + n)
-        for host, count in zip(hosts, counts, strict=True)
-        for n in range(count)
-    ]
-    if listed:
-        config.cluster.addresses[job] = listed
+    return [host.address for host, count in zip(hosts, counts, strict=True) for _ in range(count)]
 
 
-def _give_gpus(config: RunConfig, hosts: Sequence[Host]) -> None:
+def _with_ports(by_job: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Returns an address for each task; on a host the ports of a job come after those of the jobs before it."""
+    taken: Counter[str] = Counter()
+    listed: dict[str, list[str]] = {}
+    for job, hosts in by_job.items():
+        listed[job] = []
+        for host in hosts:
+            listed[job].append(addresses.join(host, USUAL_PORT + taken[host]))
+            taken[host] += 1
+    return listed
+
+
+def _gpus_of_workers(
+    device: DeviceConfig, listed: Sequence[str], hosts: Sequence[Host], per_worker: int
+) -> dict[str, list[int]]:
+    """Returns `device.gpus` with a share of its host's GPUs for each worker that has none yet."""
     on = {host.address: host for host in hosts}
-    workers_on: Counter[str] = Counter()
-    for index, address in enumerate(config.cluster.addresses.get("worker", [])):
+    gpus, workers_on, each = dict(device.gpus), Counter[str](), max(1, per_worker)
+    for index, address in enumerate(listed):
         host = on[addresses.host_of(address)]
-        if host.gpus and key_of(config.device.gpus, "worker", index) is None:
-            each = max(1, config.slurm.gpus_per_worker)
+        if host.gpus and key_of(device.gpus, "worker", index) is None:
             first = workers_on[host.address] * each
-            config.device.gpus[f"worker:{index}"] = [(first + n) % host.gpus for n in range(min(each, host.gpus))]
+            gpus[f"worker:{index}"] = [(first + n) % host.gpus for n in range(min(each, host.gpus))]
             workers_on[host.address] += 1
+    return gpus

@@ -14,6 +14,7 @@ from trainer.config.schema import (
     PlacementName,
     RunConfig,
 )
+from trainer.config.typed import Mode
 from trainer.faults.problems import ConfigError
 from trainer.plan import addresses
 from trainer.plan.checks.fit import check_fit, warn_of_model
@@ -34,7 +35,7 @@ from trainer.plan.tables import TableLayout, blocks_of
 ANY_PORT = 0  # chosen when the tasks start
 
 
-def make_plan(config: RunConfig, description: Description, machine: Machine) -> Plan:
+def make_plan(config: RunConfig, description: Description, machine: Machine, mode: Mode = Mode.train) -> Plan:
     """Decides what runs where.
 
     Args:
@@ -46,7 +47,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     strategy = strategy_of(config.strategy, config.cluster)
     tasks = _make_tasks(config.cluster, config.device, machine, strategy)
     hosts = _hosts(config.cluster, strategy)
-    here = tasks_here(config.cluster, config.mode, config.launch.name, config.job, config.task)
+    here = tasks_here(config.cluster, mode, config.launch.name, config.job, config.task)
     problems = [
         *check_fit(config, tasks, description, shards=len(hosts)),
         *check_exchanges(tasks, description),
@@ -97,9 +98,9 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
             config.device, is_one_process=strategy.is_one_process, has_tables=bool(description.tables)
         ),
         layers=_pin_layers(config.device.layers, description.layers),
-        wire=wire_of(config, shards, has_tables=bool(description.tables)),
+        wire=wire_of(config, shards, mode, has_tables=bool(description.tables)),
         objective=description.objective,
-        optimizer=_describe_optimizer(config.optimizer, description),
+        optimizer=_describe_optimizer(config.optimizer, config.given, description),
         is_stream=description.is_stream,
         frozen=description.frozen,
         groups=_group(config.optimizer, description),
@@ -155,13 +156,13 @@ def _group(section: OptimizerConfig, description: Description) -> tuple[Group, .
     return tuple(Group(text, tuple(members)) for text, members in paths.items())
 
 
-def _describe_optimizer(section: OptimizerConfig, description: Description) -> str:
+def _describe_optimizer(section: OptimizerConfig, given: Sequence[str], description: Description) -> str:
     """Returns the optimizer, and where it comes from."""
-    others = [key for key in section.given if key not in ("name", "groups")]
-    if is_taken(section, description.compiled_optimizer):
+    others = [key for key in given if key not in ("name", "groups")]
+    if is_taken(given, description.compiled_optimizer):
         origin = "from compile()" + (f"; {', '.join(others)} from the config" if others else "")
     else:
-        origin = "from the config" if others or "name" in section.given else "by default"
+        origin = "from the config" if others or "name" in given else "by default"
     text = f"optimizer: {section.describe()}, {origin}"
     if description.lookups and section.name not in (OptimizerName.sgd, OptimizerName.lion):
         # Keras on TensorFlow squares each of them alone; Keras on JAX and PyTorch does as here.

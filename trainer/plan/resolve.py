@@ -1,84 +1,88 @@
-"""Completes a config with what a scheduler's variables, `cluster.hosts`, trainer selftest and the model imply. Pure."""
+"""Completes a config with what a scheduler's variables, `cluster.hosts` and the model imply. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from trainer.config.cluster_size import parse_size
 from trainer.config.limits import check_limits, check_read
 from trainer.config.schema import (
-    ClusterConfig,
     Launch,
-    Mode,
     OptimizerConfig,
     OptimizerName,
     RunConfig,
     ScheduleConfig,
     ScheduleName,
-    Target,
     TrainConfig,
 )
-from trainer.faults.problems import Problem
-from trainer.plan import environment, slurm
+from trainer.config.typed import Mode, Target
+from trainer.faults.problems import ConfigError, Problem
+from trainer.plan import environment, slurm, tf_config
 from trainer.plan.description import CompiledOptimizer
 from trainer.plan.devices import key_of
 from trainer.plan.hosts import each_alone, resolve_hosts
-from trainer.plan.tf_config import resolve_tf_config
-
-SELFTEST_CLUSTER, SELFTEST_STEPS, SELFTEST_BATCH = "1ps1w", 20, 64
 
 
-def resolve(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
-    """Fills in cluster, role, addresses and GPUs, so that a validated config says everything itself.
+def resolve(
+    config: RunConfig, environ: Mapping[str, str], mode: Mode = Mode.train, target: Target = Target.compose
+) -> tuple[RunConfig, list[Problem]]:
+    """Returns the config with cluster, role, addresses and GPUs, so that it says everything itself.
 
     Args:
         environ: variables, in which a scheduler may say who this process is.
+        target: of trainer render.
 
     Returns:
-        What is wrong with these sources, or contradicts the command line.
+        The config, and what is wrong with these sources, or contradicts the command line.
     """
-    if config.mode is Mode.selftest:
-        size = parse_size(SELFTEST_CLUSTER)
-        config.cluster = ClusterConfig(name=SELFTEST_CLUSTER, ps=size.ps, worker=size.worker)
-        config.train.steps, config.train.epochs, config.train.batch_size = SELFTEST_STEPS, None, SELFTEST_BATCH
-    problems = _resolve_role(config, environ)
-    if config.launch.name is Launch.slurm and config.job is None and not config.cluster.hosts:
-        config.cluster.hosts = slurm.hosts(environ)
-    if config.mode is Mode.render and config.target is not Target.compose and not config.cluster.addresses:
-        config.cluster.addresses = each_alone(config.cluster)
-    return [*problems, *resolve_hosts(config)]
+    config, problems = _resolve_role(config, environ, mode)
+    cluster = config.cluster
+    if config.launch.name is Launch.slurm and config.job is None and not cluster.hosts:
+        cluster = replace(cluster, hosts=slurm.hosts(environ))
+    if mode is Mode.render and target is not Target.compose and not cluster.addresses:
+        cluster = replace(cluster, addresses=each_alone(cluster))
+    config, of_hosts = resolve_hosts(replace(config, cluster=cluster), mode)
+    return config, [*problems, *of_hosts]
 
 
-def _resolve_role(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
+def _resolve_role(config: RunConfig, environ: Mapping[str, str], mode: Mode) -> tuple[RunConfig, list[Problem]]:
     """Takes the one task that this process is to run from what a scheduler says."""
-    if tf_config := environ.get("TF_CONFIG"):
-        problems = resolve_tf_config(config, tf_config)
-    elif config.mode is Mode.train and config.job is None and slurm.is_step(environ):
-        problems = slurm.resolve_step(config, environ)
-    else:
-        problems = []
-    allotted = environment.allotted_gpus(environ)
-    if config.job == "worker" and allotted and key_of(config.device.gpus, config.job, config.task or 0) is None:
-        config.device.gpus[f"worker:{config.task or 0}"] = list(range(len(allotted)))
-    return problems
+    gpus: Sequence[int] = ()
+    try:
+        if text := environ.get("TF_CONFIG"):
+            cluster, job, task, gpus = tf_config.role_of(config.cluster, text)
+            config = replace(config, cluster=cluster, job=job, task=task)
+        elif mode is Mode.train and config.job is None and slurm.is_step(environ):
+            cluster, job, task, gpus = slurm.role_of(config.cluster, environ)
+            # Every task must know the run directory, and a requeued job continues there.
+            run = config.run or f"runs/{config.name}-{cluster.name}-slurm-{environ['SLURM_JOB_ID']}"
+            config = replace(config, cluster=cluster, job=job, task=task, run=run)
+    except ConfigError as error:
+        return config, list(error.problems)
+    gpus = gpus or range(len(environment.allotted_gpus(environ)))
+    if config.job == "worker" and gpus and key_of(config.device.gpus, config.job, config.task or 0) is None:
+        given = config.device.gpus | {f"worker:{config.task or 0}": list(gpus)}
+        config = replace(config, device=replace(config.device, gpus=given))
+    return config, []
 
 
-def resolve_optimizer(section: OptimizerConfig, compiled: CompiledOptimizer | None) -> list[Problem]:
-    """Fills in the optimizer that the model was compiled with, but for the keys that the config gives.
+def resolve_optimizer(
+    section: OptimizerConfig, given: Sequence[str], compiled: CompiledOptimizer | None
+) -> tuple[OptimizerConfig, list[Problem]]:
+    """Returns the optimizer that the model was compiled with, but for the keys that the config gives.
 
     Returns:
-        What is wrong with the two together.
+        The section, and what is wrong with the two together.
     """
-    if compiled is not None and is_taken(section, compiled):
-        if left_out := [*_check_left_out(section, compiled)]:
-            return left_out
-        for key, value in {"name": OptimizerName(compiled.name), **compiled.settings}.items():
-            if key == "schedule" and key not in section.given:
-                section.schedule = ScheduleConfig(**{**value, "name": ScheduleName(value["name"])})
-            elif key not in section.given:
-                setattr(section, key, value)
-    return [*check_limits(section, "optimizer."), *check_optimizer(section)]
+    if compiled is not None and is_taken(given, compiled):
+        if left_out := [*_check_left_out(given, compiled)]:
+            return section, left_out
+        settings = {"name": OptimizerName(compiled.name), **compiled.settings}
+        if schedule := settings.get("schedule"):
+            settings["schedule"] = ScheduleConfig(**{**schedule, "name": ScheduleName(schedule["name"])})
+        section = replace(section, **{key: value for key, value in settings.items() if key not in given})
+    return section, [*check_limits(section, "optimizer."), *check_optimizer(section)]
 
 
-def resolve_steps(train: TrainConfig, examples: int, *, updates_of_batch: int = 1) -> list[Problem]:
+def resolve_steps(train: TrainConfig, examples: int, *, updates_of_batch: int = 1) -> tuple[TrainConfig, list[Problem]]:
     """Converts `train.epochs` to steps; the last step may reach into the next epoch.
 
     Args:
@@ -86,22 +90,21 @@ def resolve_steps(train: TrainConfig, examples: int, *, updates_of_batch: int = 
         updates_of_batch: updates that each batch makes.
 
     Returns:
-        Why the epochs cannot be converted, if so.
+        The section, and why the epochs cannot be converted, if so.
     """
     if train.epochs is None:
-        return []
+        return train, []
     if not examples:
         message = "the training data is a stream, so the number of examples in an epoch is unknown"
         remedy = "type train.steps=N instead; N = epochs x examples / train.batch_size"
-        return [Problem("train.epochs", "conflict", message, remedy)]
-    train.steps = -(-train.epochs * examples * updates_of_batch // train.batch_size)
-    return []
+        return train, [Problem("train.epochs", "conflict", message, remedy)]
+    return replace(train, steps=-(-train.epochs * examples * updates_of_batch // train.batch_size)), []
 
 
-def _check_left_out(section: OptimizerConfig, compiled: CompiledOptimizer) -> Iterator[Problem]:
+def _check_left_out(given: Sequence[str], compiled: CompiledOptimizer) -> Iterator[Problem]:
     """Refuses settings of compile() that would be left out, unless the config replaces them."""
     for left_out in compiled.left_out:
-        if left_out.key not in section.given:
+        if left_out.key not in given:
             message = f"compile() was given {left_out.text}, which cannot be reproduced here"
             yield Problem(f"optimizer.{left_out.key}", "not-supported", message, left_out.remedy)
 
@@ -117,6 +120,6 @@ def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
         yield Problem("optimizer.plateau.min_rate", "out-of-range", message, remedy)
 
 
-def is_taken(section: OptimizerConfig, compiled: CompiledOptimizer | None) -> bool:
+def is_taken(given: Sequence[str], compiled: CompiledOptimizer | None) -> bool:
     """Whether the model is trained by its own optimizer, because the config does not choose one."""
-    return compiled is not None and "name" not in section.given
+    return compiled is not None and "name" not in given

@@ -12,7 +12,8 @@ import resource
 import sys
 from collections.abc import Iterator, Sequence
 
-from trainer.config.schema import Launch, Mode, RunConfig, Wire
+from trainer.config.schema import Launch, RunConfig, Wire
+from trainer.config.typed import Mode
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
 from trainer.plan.devices import ON_HOSTS
@@ -23,20 +24,20 @@ from trainer.plan.tables import PAGE
 SENT_BELOW_NBYTES = 2**18  # if every vector is smaller: a message with it takes less time than finding it
 
 
-def wire_of(config: RunConfig, shards: Sequence[Shard], *, has_tables: bool = False) -> str:
+def wire_of(config: RunConfig, shards: Sequence[Shard], mode: Mode, *, has_tables: bool = False) -> str:
     """The wire a config means: unless it says, shared memory where that is possible and faster, or tables need it."""
     if config.strategy.wire is not Wire.auto:
         return str(config.strategy.wire.value)
     is_small = all(shard.nbytes < SENT_BELOW_NBYTES for shard in shards) and not has_tables
-    return Wire.float32.value if is_small or why_not_memory(config) else Wire.memory.value
+    return Wire.float32.value if is_small or why_not_memory(config, mode) else Wire.memory.value
 
 
-def why_not_memory(config: RunConfig) -> str:
+def why_not_memory(config: RunConfig, mode: Mode) -> str:
     """Returns why vectors must travel; empty if they can stay in memory that all tasks share."""
     strategy = strategy_of(config.strategy, config.cluster)
     if not strategy.has_shard_hosts:
         return f"{strategy.name} has no shards"
-    if config.launch.name is Launch.docker or config.mode is Mode.render:
+    if config.launch.name is Launch.docker or mode is Mode.render:
         return "containers share no memory"
     if config.launch.name in ON_HOSTS:
         return "the tasks are on several machines"
@@ -48,10 +49,10 @@ def why_not_memory(config: RunConfig) -> str:
     return why_not()
 
 
-def check_wire(config: RunConfig) -> Iterator[Problem]:
+def check_wire(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     """Yields a problem if shared memory is asked for and not possible."""
     is_wanted = config.strategy.wire is Wire.memory and strategy_of(config.strategy, config.cluster).has_shard_hosts
-    if is_wanted and (reason := why_not_memory(config)):
+    if is_wanted and (reason := why_not_memory(config, mode)):
         yield Problem("strategy.wire", "not-available", f"memory is not possible: {reason}", "leave it out")
 
 

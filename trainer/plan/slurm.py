@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, RunConfig
+from trainer.config.schema import ClusterConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses, environment
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
-from trainer.plan.devices import key_of, tasks_of
+from trainer.plan.devices import Role, tasks_of
 from trainer.plan.host_list import expand
 
 KEY = "SLURM_STEP_ID"
@@ -74,29 +74,26 @@ def cpus_of_task(environ: Mapping[str, str]) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def resolve_step(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
-    """Takes this process's role, and where the others listen, from a step of Slurm into the config.
+def role_of(cluster: ClusterConfig, environ: Mapping[str, str]) -> Role:
+    """Returns this process's role, and where the others listen, as a step of Slurm gives them.
 
     Workers are the first ranks, so that rank 0 is the chief and the first group of a heterogeneous step, which has the
     GPUs, has the workers; ps are the last.
 
-    Returns:
-        What is wrong with the step, or contradicts the cluster chosen on the command line.
+    Raises:
+        ConfigError: if the step is not one that its processes can describe, or contradicts the cluster.
     """
-    if problems := [*_check_step(config.cluster, environ)]:
-        return problems
-    ranks = sorted(tasks_of(config.cluster), key=lambda task: RANKED.index(task[0]))
+    if problems := [*_check_step(cluster, environ)]:
+        raise ConfigError(problems)
+    ranks = sorted(tasks_of(cluster), key=lambda task: RANKED.index(task[0]))
     port = _first_port(int(environ["SLURM_JOB_ID"]), int(environ[KEY]))
+    listed: dict[str, list[str]] = {}
     for (job, _), place in zip(ranks, places(environ), strict=True):
-        config.cluster.addresses.setdefault(job, []).append(addresses.join(place.node, port + place.number))
+        listed.setdefault(job, []).append(addresses.join(place.node, port + place.number))
     rank = int(environ["SLURM_PROCID"])
-    config.job, config.task = ranks[rank]
-    is_free = config.job == "worker" and key_of(config.device.gpus, "worker", config.task) is None
-    if is_free and (gpus := _gpus_of_worker(rank, places(environ)[: config.cluster.worker], environ)):
-        config.device.gpus[f"worker:{config.task}"] = gpus
-    if config.run is None:  # every task must know it, and a requeued job continues there
-        config.run = f"runs/{config.name}-{config.cluster.name}-slurm-{environ['SLURM_JOB_ID']}"
-    return []
+    job, task = ranks[rank]
+    gpus = _gpus_of_worker(rank, places(environ)[: cluster.worker], environ) if job == "worker" else []
+    return Role(replace(cluster, addresses=listed), job, task, gpus)
 
 
 def _gpus_of_worker(rank: int, workers: Sequence[Place], environ: Mapping[str, str]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config.schema import ClusterConfig, RunConfig, StrategyConfig, StrategyName
+from trainer.config.schema import ClusterConfig, StrategyConfig, StrategyName
 from trainer.config.words import count
 
 
@@ -91,9 +91,9 @@ STRATEGIES: Mapping[str, Strategy] = {
 }
 
 
-def updates_of_batch(config: RunConfig) -> int:
+def updates_of_batch(section: StrategyConfig, cluster: ClusterConfig) -> int:
     """Returns how many updates `train.batch_size` examples make: one, or one for each worker where none waits."""
-    return config.cluster.worker if strategy_of(config.strategy, config.cluster).waits_for_one else 1
+    return cluster.worker if strategy_of(section, cluster).waits_for_one else 1
 
 
 def strategy_of(section: StrategyConfig, cluster: ClusterConfig) -> Strategy:

@@ -6,22 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.cluster_size import ClusterSize
-from trainer.config.schema import ClusterConfig, RunConfig
-from trainer.faults.problems import Problem
+from trainer.config.schema import ClusterConfig
+from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.addresses import JOBS
+from trainer.plan.devices import Role
 
 _KINDS = {list: "list", str: "text", int: "number", float: "number", bool: "boolean", type(None): "null"}
 
 
-def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
-    """Takes the cluster and this process's role from a scheduler's `TF_CONFIG` into the config.
+def role_of(chosen: ClusterConfig, text: str) -> Role:
+    """Returns the cluster and this process's role, as a scheduler's `TF_CONFIG` gives them.
 
     `chief` (or `master`) becomes worker 0 and the workers follow it. An evaluator need not be listed, as it is not part
     of the training cluster. Then only its own process knows of it, and the chief evaluates too, unless the command says
     so in every process: `cluster=2ps4w1e`.
 
-    Returns:
-        What is wrong with it, or contradicts a cluster chosen on the command line.
+    Args:
+        chosen: the cluster of the command line.
+
+    Raises:
+        ConfigError: if the variable is malformed, or contradicts the command line.
     """
     try:
         jobs, job, index = _read_tf_config(text)
@@ -29,26 +33,20 @@ def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
         example = (
             '{"cluster": {"ps": ["ps-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "worker", "index": 0}}'
         )
-        return [
-            Problem("TF_CONFIG", "malformed", str(error), f"write {example}; unset it to start the tasks from here")
-        ]
-    chosen = config.cluster
+        remedy = f"write {example}; unset it to start the tasks from here"
+        raise ConfigError([Problem("TF_CONFIG", "malformed", str(error), remedy)]) from error
     sizes = {name: len(jobs.get(name, [])) for name in JOBS}
     if not jobs.get("evaluator"):
         sizes["evaluator"] = max(chosen.evaluator, int(job == "evaluator"))
     if not sizes["worker"]:
-        return [
-            Problem(
-                "TF_CONFIG", "not-set", "its cluster has no worker", "add worker, or chief, with a list of addresses"
-            )
-        ]
+        remedy = "add worker, or chief, with a list of addresses"
+        raise ConfigError([Problem("TF_CONFIG", "not-set", "its cluster has no worker", remedy)])
     size = str(ClusterSize(**sizes))
     if not chosen.is_local and not _agrees(sizes, chosen, job):
         message = f"it describes cluster {size}, but the command line says cluster={chosen.name}"
-        return [Problem("TF_CONFIG", "conflict", message, f"leave cluster= out, or type cluster={size}")]
-    config.cluster = ClusterConfig(size, sizes["ps"], sizes["worker"], sizes["evaluator"], jobs)
-    config.job, config.task = job, index
-    return []
+        remedy = f"leave cluster= out, or type cluster={size}"
+        raise ConfigError([Problem("TF_CONFIG", "conflict", message, remedy)])
+    return Role(ClusterConfig(size, sizes["ps"], sizes["worker"], sizes["evaluator"], jobs), job, index)
 
 
 def _agrees(sizes: Mapping[str, int], chosen: ClusterConfig, job: str) -> bool:

@@ -20,7 +20,6 @@ DECIDING = (  # keys and sections
     *("strategy.name", "strategy.quorum", "strategy.max_staleness", "strategy.wire", "placement.sparse"),
 )
 OF_ANOTHER_MODEL = ("model.", "user")  # a checkpoint does not record what these keys decide
-UNSAID = "optimizer.given"
 
 
 class Change(NamedTuple):
@@ -63,7 +62,7 @@ def changes(
         is_resolved: the config includes the compiled optimizer; otherwise only settings that are given count.
     """
     old, new = _deciding(before), _deciding(now)
-    given = {f"optimizer.{name}".split(".")[1] for name in (*before.optimizer.given, *now.optimizer.given)}
+    given = {name.partition(".")[0] for name in (*before.given, *now.given)}
     for key in [*old, *(key for key in new if key not in old)]:
         counts = is_resolved or not key.startswith("optimizer.") or key.split(".")[1] in given
         if counts and old.get(key) != new.get(key):
@@ -74,7 +73,7 @@ def changes(
 def _deciding(config: RunConfig) -> dict[str, Any]:
     values = dict(_flat("", to_json(config)))
     sections = tuple(f"{name}." for name in DECIDING)
-    return {k: v for k, v in values.items() if (k in DECIDING or k.startswith(sections)) and k != UNSAID}
+    return {k: v for k, v in values.items() if k in DECIDING or k.startswith(sections)}
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.faults.problems import ConfigError, Problem
@@ -69,11 +68,11 @@ def _exported(path: Path) -> list[Path]:
     return [file for file in files if file.exists()][:1]
 
 
-def resumed(config: RunConfig) -> Path | None:
+def resumed(run: str | None, resume: str) -> Path | None:
     """The checkpoint that a run will probably resume; of its files only what training never changes is verified."""
-    if config.resume == "never" or (config.resume == "auto" and config.run is None):
+    if resume == "never" or (resume == "auto" and run is None):
         return None
-    named = RunDirectory(Path(config.run or "").resolve()).path if config.resume == "auto" else Path(config.resume)
+    named = RunDirectory(Path(run or "").resolve()).path if resume == "auto" else Path(resume)
     folders = [folder for folder in (named / "checkpoints", named) if folder.is_dir()]
     for path in [*(path for folder in folders for path in reversed(checkpoint.finished(folder))), named]:
         try:

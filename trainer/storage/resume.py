@@ -101,7 +101,10 @@ def _steps(now: RunConfig, before: RunConfig) -> int | None:
     """Returns the steps of a config without a plan; for unchanged epochs, those of before; None if unknown."""
     if now.train.epochs is None:
         return now.train.steps
-    (ours, theirs) = ((one.train.epochs, one.train.batch_size, updates_of_batch(one)) for one in (now, before))
+    ours, theirs = (
+        (config.train.epochs, config.train.batch_size, updates_of_batch(config.strategy, config.cluster))
+        for config in (now, before)
+    )
     return before.train.steps if ours == theirs else None
 
 

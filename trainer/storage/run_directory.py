@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 
 from trainer.config import former_keys, keys, shell, user_file, yaml_files
 from trainer.config.schema import RunConfig
+from trainer.config.typed import TypedConfig
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import to_json
@@ -29,8 +30,7 @@ _log = logging.getLogger(__name__)
 
 OF_MACHINE = ("gpus", "intra_op_threads")
 OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
-    *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
-    *("json", "prometheus", "loggers", "runs", "attach", "report", "console", "sweep"),
+    *("job", "task", "run", "launch", "container", "slurm", "prometheus", "loggers", "report", "given"),
 )
 MOST_GENERATIONS = 2**31  # a message stores its generation in 32 bits
 DESCRIBED = "trainer-"  # names of temporary folders begin so
@@ -152,9 +152,10 @@ class RunDirectory:
         def parse(text: bytes) -> RunConfig:
             if not isinstance(value := yaml_files.load(text), dict):
                 raise ValueError("it is empty" if value is None else "it has no keys")
-            return cast(
-                RunConfig, OmegaConf.to_object(OmegaConf.merge(keys.schema(), _literal(former_keys.replaced(value))))
-            )
+            current, given = former_keys.replaced(value)
+            typed = OmegaConf.to_object(OmegaConf.merge(keys.schema(), _literal(current)))
+            assert isinstance(typed, TypedConfig)
+            return typed.run_config(given)
 
         remedy = "type the settings of the run again, with run=PATH; it continues from its checkpoint"
         return parsed(self.config, parse, remedy)

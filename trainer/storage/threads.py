@@ -1,5 +1,6 @@
 """Keeps the threads of a run's tasks: with another number of them a worker's sums round differently."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from trainer.config import yaml_files
@@ -10,24 +11,26 @@ from trainer.plan.plan import Plan
 from trainer.storage.damage import DAMAGED
 
 
-def take_from_earlier(config: RunConfig) -> None:
-    """Gives the tasks the threads that they had in the run that this one continues, where the config gives none.
+def taken_from_earlier(config: RunConfig) -> RunConfig:
+    """Returns the config with the threads that tasks had in the run that this one continues, where it gives none.
 
     With another number of workers the bits differ anyway; then the tasks get what their machines have.
     """
     if (folder := _earlier(config)) is None:
-        return
+        return config
     try:
         before = yaml_files.load((folder / "config.yaml").read_bytes())
         threads, workers = before["device"]["intra_op_threads"], before["cluster"]["worker"]
     except (OSError, *DAMAGED):
-        return
+        return config
     if workers != config.cluster.worker or not isinstance(threads, dict):
-        return
-    given = config.device.intra_op_threads
-    for job, count in threads.items():
-        if job in JOBS and isinstance(count, int) and count > 0 and getattr(config.cluster, job):
-            given.setdefault(job, count)
+        return config
+    kept = {
+        job: count
+        for job, count in threads.items()
+        if job in JOBS and isinstance(count, int) and count > 0 and getattr(config.cluster, job)
+    }
+    return replace(config, device=replace(config.device, intra_op_threads=kept | config.device.intra_op_threads))
 
 
 def _earlier(config: RunConfig) -> Path | None:

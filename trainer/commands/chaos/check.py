@@ -1,20 +1,20 @@
 """Whether faults can be injected as the config asks."""
 
-import copy
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from trainer.commands.chaos import random_faults, schedule
 from trainer.commands.chaos.schedule import FaultTargets
 from trainer.commands.chaos.soak import STEPS
-from trainer.config.schema import Mode, RunConfig
+from trainer.config.schema import RunConfig
+from trainer.config.typed import ChaosConfig
 from trainer.faults.problems import ConfigError, Problem
 
 
-def check(config: RunConfig) -> Iterator[Problem]:
+def check(config: RunConfig, chaos: ChaosConfig) -> Iterator[Problem]:
     """Yields what keeps faults from being injected as the config says."""
-    chaos = config.chaos
     if config.job is not None:
         yield Problem(
             "mode",
@@ -41,7 +41,7 @@ def check(config: RunConfig) -> Iterator[Problem]:
         near = (*difflib.get_close_matches(kind, random_faults.KINDS, n=1), "kill-worker")[0]
         message = f"unknown kind of fault {kind!r}; available: {', '.join(random_faults.KINDS)}"
         yield Problem("chaos.kinds", "unknown-choice", message, f"e.g. chaos.kinds=[{near}]")
-    crew = FaultTargets.of(config)
+    crew = FaultTargets.of(config.cluster, config.strategy, config.train.steps)
     can, left_out = random_faults.possible([] if unknown else chaos.kinds, crew, by_time=bool(chaos.minutes))
     if not can:
         yield Problem("chaos.kinds", "no-match", "; ".join(left_out), "choose other kinds, or another cluster")
@@ -51,13 +51,9 @@ def check(config: RunConfig) -> Iterator[Problem]:
         yield from error.problems
 
 
-def adapted(config: RunConfig) -> RunConfig:
-    """The config of the runs: a training that can be checked; of a soak, one without an end and a budget a fault."""
-    config = copy.deepcopy(config)
-    config.mode = Mode.train
-    if not config.chaos.minutes:
-        config.history.journal = True  # of a soak it would fill the disk
-    else:
-        config.train.steps = STEPS
-        config.restart.window_secs = min(config.restart.window_secs, config.chaos.every_secs)
-    return config
+def adapted(config: RunConfig, chaos: ChaosConfig) -> RunConfig:
+    """Returns the config of the runs: one that can be checked; of a soak, one without an end and a budget per fault."""
+    if not chaos.minutes:
+        return replace(config, history=replace(config.history, journal=True))  # of a soak it would fill the disk
+    restart = replace(config.restart, window_secs=min(config.restart.window_secs, chaos.every_secs))
+    return replace(config, train=replace(config.train, steps=STEPS), restart=restart)

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.commands.chaos.injector import Recovery
 from trainer.commands.chaos.schedule import Fault, FaultTargets
-from trainer.config.schema import RunConfig
+from trainer.config.schema import RestartConfig, TimeoutsConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.storage import journal, json_lines
@@ -49,25 +49,33 @@ class FaultOutcome:
     problems: tuple[str, ...]
 
 
-def allowed_secs(fault: Fault, config: RunConfig) -> float:
-    """Returns how long the run may take until it makes steps again."""
-    heartbeat = config.timeouts.heartbeat_secs
-    is_held = any(task in FaultTargets.of(config).holders for task in fault.tasks) and fault.link is None
-    again = BOOT_SECS + config.restart.delay_secs + (LOAD_SECS if is_held else 0.0) + SLACK_SECS
-    if fault.action == "term":
-        return config.timeouts.stop_grace_secs + again
-    if fault.action in ("delay", "throttle") or (fault.action == "stop" and (fault.secs or heartbeat) < heartbeat):
-        return (fault.secs or 0.0) + SLACK_SECS
-    if fault.action in ("stop", "cut"):
-        return max(heartbeat, fault.secs or 0.0 if fault.action == "cut" else 0.0) + again
-    return again
+@dataclass(frozen=True)
+class RecoveryBudget:
+    """How long a run may take until it makes steps again after a fault."""
+
+    targets: FaultTargets
+    restart: RestartConfig
+    timeouts: TimeoutsConfig
+
+    def allowed_secs(self, fault: Fault) -> float:
+        """Returns the seconds that are allowed for a fault."""
+        heartbeat = self.timeouts.heartbeat_secs
+        is_held = any(task in self.targets.holders for task in fault.tasks) and fault.link is None
+        again = BOOT_SECS + self.restart.delay_secs + (LOAD_SECS if is_held else 0.0) + SLACK_SECS
+        if fault.action == "term":
+            return self.timeouts.stop_grace_secs + again
+        if fault.action in ("delay", "throttle") or (fault.action == "stop" and (fault.secs or heartbeat) < heartbeat):
+            return (fault.secs or 0.0) + SLACK_SECS
+        if fault.action in ("stop", "cut"):
+            return max(heartbeat, fault.secs or 0.0 if fault.action == "cut" else 0.0) + again
+        return again
 
 
 def judge(
     code: int,
     wanted: Sequence[Fault],
     measured: Sequence[Recovery],
-    config: RunConfig,
+    budget: RecoveryBudget,
     *,
     finished: int = exit_codes.OK,
 ) -> list[str]:
@@ -77,7 +85,7 @@ def judge(
     acted = [m.fault for m in measured]
     problems = [f"'{fault}' did not happen" for fault in wanted if fault not in acted]
     for m in measured:
-        allowed = allowed_secs(m.fault, config)
+        allowed = budget.allowed_secs(m.fault)
         if m.recover_secs is None and finished == exit_codes.OK and m.fault.action not in HARMLESS:
             problems.append(f"'{m.fault}' came too late: the run ended before it recovered")
         if m.recover_secs is not None and m.recover_secs > TOO_SLOW * allowed:
@@ -121,13 +129,13 @@ def _values_by_step(path: Path) -> dict[int, list[dict[str, float]]]:
     return values
 
 
-def rows(outcomes: Sequence[FaultOutcome], config: RunConfig) -> list[dict[str, Any]]:
+def rows(outcomes: Sequence[FaultOutcome], budget: RecoveryBudget) -> list[dict[str, Any]]:
     """Returns the table: a row for each kind, by the names of HEADINGS."""
     kinds = dict.fromkeys(outcome.kind for outcome in outcomes)
-    return [_row(kind, [outcome for outcome in outcomes if outcome.kind == kind], config) for kind in kinds]
+    return [_row(kind, [outcome for outcome in outcomes if outcome.kind == kind], budget) for kind in kinds]
 
 
-def _row(kind: str, outcomes: Sequence[FaultOutcome], config: RunConfig) -> dict[str, Any]:
+def _row(kind: str, outcomes: Sequence[FaultOutcome], budget: RecoveryBudget) -> dict[str, Any]:
     measured = [m for outcome in outcomes for m in outcome.measured]
     took = [m.recover_secs for m in measured if m.recover_secs is not None]
     compared = [outcome.is_identical for outcome in outcomes if outcome.is_identical is not None]
@@ -138,7 +146,7 @@ def _row(kind: str, outcomes: Sequence[FaultOutcome], config: RunConfig) -> dict
         "identical": sum(compared) if compared else None,
         "recover_p50_secs": round(median(took), 2) if took else None,
         "recover_max_secs": round(max(took), 2) if took else None,
-        "allowed_secs": max((allowed_secs(m.fault, config) for m in measured), default=None),
+        "allowed_secs": max((budget.allowed_secs(m.fault) for m in measured), default=None),
         "steps_lost_max": max((m.steps_lost for m in measured), default=None),
     }
 

@@ -1,22 +1,23 @@
 """trainer chaos: trains while tasks are killed, frozen and cut off, and compares the results with an unbroken run's."""
 
-import copy
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 from trainer.commands.chaos import random_faults, report, schedule
 from trainer.commands.chaos.check import adapted
 from trainer.commands.chaos.injector import FaultInjector, Scheduled
-from trainer.commands.chaos.report import FaultOutcome
+from trainer.commands.chaos.report import FaultOutcome, RecoveryBudget
 from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.commands.chaos.soak import Resources, Timed
 from trainer.commands.check.claims import examine
 from trainer.config.schema import RunConfig
+from trainer.config.typed import ChaosConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.launch.planning import announce
@@ -32,28 +33,31 @@ PIPE_COLUMNS = 110  # of the table, where no terminal says how wide it is
 STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 
 
-def run(config: RunConfig) -> int:
+def run(config: RunConfig, chaos: ChaosConfig) -> int:
     """Runs everything, prints a line for each run and a table at the end, and writes both into the run directory.
 
     Returns:
         0 if every run under faults finished as promised.
     """
-    config = adapted(config)
     with ProcessTasks() as tasks, description_folder() as described:  # one for all runs
-        plan, path = announce(config, described, tasks), choose(config).path
-        runner = _ChaosRunner(config, plan, path, described, tasks)
+        config, plan = announce(adapted(config, chaos), described, tasks)
+        path = choose(config).path
+        runner = _ChaosRunner(config, chaos, plan, path, described, tasks)
         print(path, flush=True)
-        code = runner.soak() if config.chaos.minutes else runner.compare()
+        code = runner.soak() if chaos.minutes else runner.compare()
         return code or runner.show()
 
 
 class _ChaosRunner:
     """The runs of one command, one after the other."""
 
-    def __init__(self, config: RunConfig, plan: Plan, path: Path, described: Path, tasks: ProcessTasks) -> None:
-        self._config, self._plan, self._path, self._tasks = config, plan, path, tasks
+    def __init__(
+        self, config: RunConfig, chaos: ChaosConfig, plan: Plan, path: Path, described: Path, tasks: ProcessTasks
+    ) -> None:
+        self._config, self._chaos, self._plan, self._path, self._tasks = config, chaos, plan, path, tasks
         self._described = described
-        self._crew = FaultTargets.of(config)
+        self._crew = FaultTargets.of(config.cluster, config.strategy, config.train.steps)
+        self._budget = RecoveryBudget(self._crew, config.restart, config.timeouts)
         self._outcomes: list[FaultOutcome] = []
 
     def compare(self) -> int:
@@ -72,7 +76,7 @@ class _ChaosRunner:
 
     def _wanted(self) -> Iterator[tuple[str, str, list[Fault]]]:
         """Kind, name and faults of each run."""
-        chaos = self._config.chaos
+        chaos = self._chaos
         if chaos.schedule:
             yield "schedule", "schedule", schedule.parse(chaos.schedule, self._crew)
             return
@@ -94,7 +98,7 @@ class _ChaosRunner:
         if code in STOPPED:
             return code
         recoveries = report.with_steps_lost(injector.recoveries(), self._path / name)
-        problems = report.judge(code, faults, recoveries, self._config)
+        problems = report.judge(code, faults, recoveries, self._budget)
         problems += self._broken_promises(name) if code == exit_codes.OK else []
         is_identical = None
         if code == exit_codes.OK and self._plan.effective_strategy.is_exact:
@@ -109,7 +113,7 @@ class _ChaosRunner:
 
     def soak(self) -> int:
         """One long run; returns what ended it early, or 0."""
-        chaos, out = self._config.chaos, sys.stdout
+        chaos, out = self._chaos, sys.stdout
         random, can = Random(f"{chaos.seed} soak"), self._kinds()
         timed = Timed(
             lambda step: random_faults.draw(random.choice(can), random, self._crew, step),
@@ -129,7 +133,7 @@ class _ChaosRunner:
         if code in STOPPED and not timed.has_ended:
             return code  # the user did
         recoveries = [m for m in injector.recoveries() if m.fault.action != "term"]
-        problems = report.judge(code, [], recoveries, self._config, finished=exit_codes.TERMINATED) + resources.growth()
+        problems = report.judge(code, [], recoveries, self._budget, finished=exit_codes.TERMINATED) + resources.growth()
         if code == exit_codes.TERMINATED:
             problems += self._broken_promises("soak")
         repeat = f"chaos.minutes={chaos.minutes:g} chaos.every_secs={chaos.every_secs:g} chaos.seed={chaos.seed}"
@@ -140,7 +144,7 @@ class _ChaosRunner:
 
     def _kinds(self) -> list[str]:
         """Returns the kinds of random faults; says which are left out."""
-        chaos = self._config.chaos
+        chaos = self._chaos
         can, left_out = random_faults.possible(chaos.kinds, self._crew, by_time=bool(chaos.minutes))
         for text in left_out:
             print(text, flush=True)
@@ -155,8 +159,7 @@ class _ChaosRunner:
         """Trains in a folder of its own; what a launcher says goes to a file there."""
         directory = RunDirectory(self._path / name, self._described)
         directory.path.mkdir(parents=True, exist_ok=True)
-        config = copy.deepcopy(self._config)
-        config.run = str(directory.path)
+        config = replace(self._config, run=str(directory.path))
         with open(directory.path / "launcher.log", "a") as log, redirect_stdout(log):
             return launcher.run(config, self._plan, directory, self._tasks, started_at=time.time(), faults=injector)
 
@@ -168,7 +171,7 @@ class _ChaosRunner:
         """Prints and writes the results; returns the exit code."""
         from trainer.config.output import Output  # imports rich
 
-        rows = report.rows(self._outcomes, self._config)
+        rows = report.rows(self._outcomes, self._budget)
         write_atomically(self._path / "chaos.json", json.dumps(report.to_json(self._outcomes, rows), indent=1))
         write_atomically(self._path / "chaos.md", report.markdown(rows))
         Output(PIPE_COLUMNS).print(report.table(rows))

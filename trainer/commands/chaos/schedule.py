@@ -16,7 +16,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from trainer.config.schema import RunConfig
+from trainer.config.schema import ClusterConfig, StrategyConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.devices import tasks_of
 from trainer.plan.strategy import strategy_of
@@ -82,12 +82,12 @@ class FaultTargets:
     steps: int
 
     @classmethod
-    def of(cls, config: RunConfig) -> FaultTargets:
-        cluster = config.cluster
+    def of(cls, cluster: ClusterConfig, strategy: StrategyConfig, steps: int) -> FaultTargets:
+        """Returns the tasks of a run of so many steps."""
         tasks = tuple(f"{job}:{index}" for job, index in tasks_of(cluster))
         holding = "ps:" if cluster.ps else "worker:"
         holders = tuple(name for name in tasks if name.startswith(holding))
-        return cls(tasks, holders, strategy_of(config.strategy, cluster).has_shard_hosts, config.train.steps)
+        return cls(tasks, holders, strategy_of(strategy, cluster).has_shard_hosts, steps)
 
     def job(self, name: str) -> tuple[str, ...]:
         return tuple(task for task in self.tasks if task.startswith(f"{name}:"))

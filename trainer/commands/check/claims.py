@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.commands.check import invariants
 from trainer.commands.check.example_counts import check_counts, expected_counts
-from trainer.config.schema import OptimizerConfig, OptimizerName, RunConfig, ScheduleName
+from trainer.config.schema import OptimizerConfig, OptimizerName, ScheduleName
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.plan.plan import Plan
@@ -47,7 +47,7 @@ class RunRecord:
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
-        self.config: RunConfig = directory.read_config()
+        self.config = directory.read_config()
         self.plan: Plan = directory.read_plan()
         self.summary: Mapping[str, Any] = read_json(directory.summary)
         self.damaged: list[str] = []  # lines that cannot be read

@@ -29,7 +29,7 @@ from trainer.commands.console.actions import RefusedError
 from trainer.commands.console.guard import Guard
 from trainer.commands.console.pages import Folder, UnknownRunError
 from trainer.config import shell
-from trainer.config.schema import ConsoleConfig
+from trainer.config.typed import ConsoleConfig
 from trainer.faults.problems import Problem
 from trainer.storage.requests import Request as RunRequest
 

@@ -23,7 +23,8 @@ from hydra.errors import HydraException
 from trainer.commands.console.pages import Folder, UnknownRunError
 from trainer.config import sources
 from trainer.config.keys import shown
-from trainer.config.schema import ConsoleConfig, Launch, StrategyName
+from trainer.config.schema import Launch, StrategyName
+from trainer.config.typed import ConsoleConfig
 from trainer.faults.problems import Problem
 from trainer.observe.report import settings
 from trainer.plan.plan import Plan
@@ -219,7 +220,7 @@ def from_run(name: str, folder: Folder) -> dict[str, str]:
         config = RunDirectory(folder.run(name)).read_config()
     except UnknownRunError:
         return {}
-    chosen = config.optimizer.given  # the other settings come from the model
+    chosen = config.given  # the other settings come from the model
     changed = [row for row in settings.changed(config) if _is_chosen(row[0], chosen)]
     values = {
         "name": config.name,

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from trainer.commands.console.actions import OUTPUT, exit_code
 from trainer.commands.runs.table import ORDERS
 from trainer.config import shell
-from trainer.config.schema import RunOrder
+from trainer.config.typed import RunOrder
 from trainer.launch.view import duration
 from trainer.observe import runs
 from trainer.observe.html import template

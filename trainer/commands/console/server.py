@@ -5,7 +5,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from trainer.config.schema import ConsoleConfig
+from trainer.config.typed import ConsoleConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.observe.page_server import LOOPBACK

@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.commands import validation
 from trainer.config import compose
 from trainer.config.command_line import typed
-from trainer.config.schema import RunConfig
+from trainer.config.typed import TypedConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.planning import make
@@ -28,10 +28,10 @@ def main() -> None:
     """Reads overrides and the folder of the user's files from stdin, as JSON; the last line that it prints answers."""
     given, problems, plan = json.load(sys.stdin), [], None
     try:
-        config = compose.load(given["overrides"], validation.resolve, validation.validate)
-        problems = [asdict(problem) for problem in _forbidden(config, given["user_folder"])]
+        invocation = compose.load(given["overrides"], validation.complete)
+        problems = [asdict(problem) for problem in _forbidden(invocation.typed, given["user_folder"])]
         if "--plan" in typed() and not problems:
-            plan = make(config).to_json()
+            plan = make(invocation.config, mode=invocation.typed.mode)[1].to_json()
     except ConfigError as error:
         problems = [asdict(problem) for problem in error.problems]
     except TrainerError as error:
@@ -39,9 +39,9 @@ def main() -> None:
     print(json.dumps({"problems": problems, "plan": plan}))
 
 
-def _forbidden(config: RunConfig, user_folder: str | None) -> Iterator[Problem]:
+def _forbidden(config: TypedConfig, user_folder: str | None) -> Iterator[Problem]:
     """Yields what a config must not say, however its overrides were written."""
-    usual = RunConfig()
+    usual = TypedConfig()
     for name in FIXED:
         if getattr(config, name) != getattr(usual, name):
             yield Problem(name, "not-allowed", "cannot be set from the console", "start the run in a terminal")

@@ -28,6 +28,7 @@ from trainer.commands.doctor.finding import Answer, Finding, Level
 from trainer.commands.doctor.gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_of_tensorflow, read_gpus
 from trainer.commands.doctor.network import Port
 from trainer.config.schema import RunConfig
+from trainer.config.typed import Mode
 from trainer.faults.problems import Problem
 from trainer.launch.processes import warm
 from trainer.launch.processes.isolation import why_impossible
@@ -68,8 +69,8 @@ class MachineNeeds:
 
 def run(config: RunConfig) -> int:
     """Prints a line for each check; returns the exit code."""
-    problems = resolve(config, os.environ)
-    problems += validate(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
+    config, problems = resolve(config, os.environ, Mode.doctor)
+    problems += validate(config, this_machine(with_gpu_memory=bool(config.device.gpus)), Mode.doctor)
     cluster, gpus = config.cluster, any(config.device.gpus.values())
     wanted = MachineNeeds(problems, cluster.name, cluster.addresses, f"{config.job}:{config.task}", config.run, gpus)
     findings = examine(wanted, os.environ)

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainer.config.output import Output, print_json
-from trainer.config.schema import AttachConfig
+from trainer.config.typed import AttachConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.config.command_line import typed
-from trainer.config.schema import RunConfig
+from trainer.config.schema import EvaluateConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.launch.ending import shown
@@ -74,11 +74,11 @@ def typed_keys() -> list[str]:
     return [word.partition("=")[0].lstrip("+") for word in typed()]
 
 
-def batch_size(config: RunConfig) -> int | None:
+def batch_size(section: EvaluateConfig) -> int | None:
     """Returns the batch size that was typed, or None."""
-    return config.evaluate.batch_size if "evaluate.batch_size" in typed_keys() else None
+    return section.batch_size if "evaluate.batch_size" in typed_keys() else None
 
 
-def batches(config: RunConfig) -> int | None:
+def batches(section: EvaluateConfig) -> int | None:
     """Returns the number of batches that was typed, or None."""
-    return config.evaluate.steps if "evaluate.steps" in typed_keys() else None
+    return section.steps if "evaluate.steps" in typed_keys() else None

@@ -2,16 +2,17 @@
 
 import dataclasses
 import os
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainer.commands import train
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
 from trainer.config import keys
 from trainer.config.command_line import typed
-from trainer.config.schema import Launch, Mode, RunConfig
+from trainer.config.schema import Launch, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe import runs
 from trainer.observe.machine import this_machine
@@ -22,7 +23,7 @@ from trainer.storage.run_directory import RunDirectory
 OF_THIS_COMMAND = ("mode", "run", "json")
 
 
-def run(config: RunConfig, start: Start) -> int:
+def run(config: RunConfig, start: Start, *, write_plan_to: str | None = None) -> int:
     """Trains on; returns the exit code of the run.
 
     Raises:
@@ -35,38 +36,42 @@ def run(config: RunConfig, start: Start) -> int:
     stored = directory.read_config()
     if stored.job is not None:
         raise ConfigError([Problem("run", "not-supported", "a scheduler started its tasks", "start them there again")])
-    if stored.cluster.hosts:
-        stored.cluster.addresses = {}  # they follow from the hosts
+    cluster = stored.cluster
+    if cluster.hosts:
+        cluster = replace(cluster, addresses={})  # they follow from the hosts
     if stored.launch.name is Launch.slurm:
-        stored.cluster.hosts = []  # the nodes of a job that has ended
+        cluster = replace(cluster, hosts=[])  # the nodes of a job that has ended
+    stored = replace(stored, cluster=cluster, run=str(directory.path), resume="auto")
     changed = [name for word in typed() if (name := word.partition("=")[0].lstrip("+")) not in OF_THIS_COMMAND]
     for name in changed:
-        _change(stored, name, config)
+        stored = _changed(stored, name, config)
     if "train.steps" in changed:
-        stored.train.epochs = None
-    stored.mode, stored.run, stored.resume = Mode.train, str(directory.path), "auto"
+        stored = replace(stored, train=replace(stored.train, epochs=None))
     _go_to_its_folder(directory)
-    problems = resolve.resolve(stored, os.environ)
+    stored, problems = resolve.resolve(stored, os.environ)
     problems += validate.validate(stored, this_machine(with_gpu_memory=bool(stored.device.gpus)))
     if problems:
         raise ConfigError(problems)
-    return train.run(stored, Start(start.at))
+    return train.run(stored, Start(start.at), write_plan_to=write_plan_to)
 
 
-def _change(stored: RunConfig, name: str, config: RunConfig) -> None:
-    """Takes a key over from the config of the command line.
+def _changed(stored: RunConfig, name: str, config: RunConfig) -> RunConfig:
+    """Returns the stored config with a key as the command line has it.
 
     Raises:
         ConfigError: if it is not a single key.
     """
-    *sections, key = name.split(".")
-    kind = keys.hint(name.split("."))
+    path = name.split(".")
+    kind = keys.hint(path)
     if kind is None or dataclasses.is_dataclass(kind):
         raise ConfigError(
             [Problem(name, "malformed", "trainer continue changes single keys only", "e.g. train.steps=600")]
         )
-    value: Any = reduce(getattr, [*sections, key], config)
-    setattr(reduce(getattr, sections, stored), key, value)
+    value: Any = reduce(getattr, path, config)
+    for *sections, key in (path[:end] for end in range(len(path), 0, -1)):
+        section: Any = reduce(getattr, sections, stored)
+        value = replace(section, **{key: value})
+    return cast(RunConfig, value)
 
 
 def _go_to_its_folder(directory: RunDirectory) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainer.task.evaluator.offline import OtherData
 
 
-def run(config: RunConfig, directory: RunDirectory) -> int:
+def run(config: RunConfig, checkpoint: str, directory: RunDirectory, *, as_json: bool) -> int:
     """Prints the scores; returns 0.
 
     Raises:
@@ -32,18 +32,18 @@ def run(config: RunConfig, directory: RunDirectory) -> int:
         DataError: if the data cannot be evaluated on.
     """
     restart_as_task()
-    source = checkpoints.named(directory, config.export.checkpoint)
+    source = checkpoints.named(directory, checkpoint)
     with progress.note(f"{shown(directory.path)}: evaluating step {source.step}"), checkpoints.as_task(gpus(directory)):
         from trainer.task.evaluator import offline
 
         other = other_data(config, directory)
         scores, examples = offline.evaluate(
-            directory, source, other, checkpoints.batch_size(config), checkpoints.batches(config)
+            directory, source, other, checkpoints.batch_size(config.evaluate), checkpoints.batches(config.evaluate)
         )
     data = other.data.name if other else directory.read_config().data.name
     facts: dict[str, Any] = {"run": str(directory.path), "step": source.step, "checkpoint": str(source.path)}
     facts |= {"data": data, "examples": examples} | {f"eval_{name}": value for name, value in scores.items()}
-    if config.json:
+    if as_json:
         print_json(facts)
         return exit_codes.OK
     print(f"{shown(source.path)}: {count(examples, 'example')} of {data}")

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from trainer.commands.runs import checkpoints
 from trainer.commands.start import restart_as_task
-from trainer.config.schema import ExportConfig
+from trainer.config.typed import ExportCommandConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
 from trainer.storage.run_directory import RunDirectory
 
 
-def run(directory: RunDirectory, options: ExportConfig) -> int:
+def run(directory: RunDirectory, options: ExportCommandConfig) -> int:
     """Prints what was written; returns 0.
 
     Raises:

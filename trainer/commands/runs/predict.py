@@ -7,13 +7,14 @@ from trainer.commands.runs.evaluate import gpus, other_data
 from trainer.commands.start import restart_as_task
 from trainer.config.output import print_json
 from trainer.config.schema import RunConfig
+from trainer.config.typed import ExportCommandConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
 from trainer.storage.run_directory import RunDirectory
 
 
-def run(config: RunConfig, directory: RunDirectory) -> int:
+def run(config: RunConfig, options: ExportCommandConfig, directory: RunDirectory, *, as_json: bool) -> int:
     """Prints what was written; returns 0.
 
     Raises:
@@ -23,19 +24,21 @@ def run(config: RunConfig, directory: RunDirectory) -> int:
         ConfigError: if the file cannot hold the outputs.
         OSError: if it cannot be written.
     """
-    assert config.export.to is not None  # checked earlier
+    assert options.to is not None  # checked earlier
     restart_as_task()
-    file = Path(config.export.to).resolve()
-    source = checkpoints.named(directory, config.export.checkpoint)
+    file = Path(options.to).resolve()
+    source = checkpoints.named(directory, options.checkpoint)
     note = f"{shown(directory.path)}: predicting with step {source.step}"
     with progress.note(note), checkpoints.as_task(gpus(directory)):
         from trainer.storage import predictions
         from trainer.task.evaluator import offline
 
         other = other_data(config, directory)
-        outputs = offline.predict(directory, source, other, checkpoints.batch_size(config), checkpoints.batches(config))
+        outputs = offline.predict(
+            directory, source, other, checkpoints.batch_size(config.evaluate), checkpoints.batches(config.evaluate)
+        )
         shapes = predictions.write(file, outputs)
-    if config.json:
+    if as_json:
         print_json({"run": str(directory.path), "step": source.step, "file": str(file), "outputs": shapes})
         return exit_codes.OK
     print(f"{shown(file)}: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainer.commands.runs.named import NoSuchRunError
-from trainer.config.schema import ReportConfig
+from trainer.config.typed import ReportCommandConfig
 from trainer.faults import exit_codes
 from trainer.launch.ending import shown
 from trainer.observe import runs
@@ -11,7 +11,7 @@ from trainer.observe.report import page
 from trainer.storage.run_directory import RunDirectory
 
 
-def run(directory: RunDirectory, options: ReportConfig) -> int:
+def run(directory: RunDirectory, options: ReportCommandConfig) -> int:
     """Writes the report and prints where it is; returns 0.
 
     Raises:

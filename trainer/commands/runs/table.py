@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainer.config.output import Output, print_json
-from trainer.config.schema import RunOrder, RunsConfig
+from trainer.config.typed import RunOrder, RunsConfig
 from trainer.config.words import size
 from trainer.faults import exit_codes
 from trainer.launch.ending import shown

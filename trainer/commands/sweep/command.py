@@ -18,7 +18,9 @@ from trainer.commands.sweep.space import Range, Space, Values
 from trainer.commands.sweep.trials import Sweep, SweepSettings, Trial
 from trainer.config import arguments, compose
 from trainer.config.command_line import typed
-from trainer.config.schema import BestIs, Mode, RunConfig
+from trainer.config.compose import Invocation
+from trainer.config.schema import BestIs, RunConfig
+from trainer.config.typed import Mode, SweepConfig, TypedConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine
 from trainer.plan import resolve, validate
@@ -30,13 +32,13 @@ TRIALS = 20  # unless the config says otherwise
 MOST_CHECKED = 100  # configs
 
 
-def check(config: RunConfig) -> list[Problem]:
+def check(config: RunConfig, asked: SweepConfig) -> list[Problem]:
     """Returns what is wrong with a sweep; each value is tried in a config, with the first values of the other keys."""
-    if not config.sweep.space:
+    if not asked.space:
         remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
         return [Problem("sweep.space", "not-set", "trainer sweep needs keys with values", remedy)]
-    found, problems = space.parse(config.sweep.space)
-    if config.sweep.halving is not None:
+    found, problems = space.parse(asked.space)
+    if asked.halving is not None:
         changed = [name for name in ("train.steps", "train.epochs") if name in found]
         problems += [
             Problem(f"sweep.space.{name}", "conflict", "is what sweep.halving changes", "remove one")
@@ -47,40 +49,39 @@ def check(config: RunConfig) -> list[Problem]:
                 Problem("train.epochs", "conflict", "sweep.halving divides steps", "type train.steps=N instead")
             )
     machine = this_machine()
-    if problems := problems + shares.check(config, machine):
+    if problems := problems + shares.check(asked, config.launch, config.device, machine):
         return problems
-    own = shares.machine_of(config.sweep, machine)
+    own = shares.machine_of(asked, machine)
     return list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values, own)))
 
 
-def run(config: RunConfig) -> int:
+def run(config: RunConfig, asked: SweepConfig) -> int:
     """Runs the trials that `sweep` describes; returns 0, or 130 or 143 if it was stopped.
 
     Raises:
         OtherSweepError: if the folder has another sweep.
         NoOptunaError: if values are to be drawn and Optuna is not installed.
     """
-    asked = config.sweep
     found, _ = space.parse(asked.space)
-    settings = _settings(config, _common(), dict(asked.space), asked.trials or TRIALS)
+    settings = _settings(config, asked, _common(), dict(asked.space), asked.trials or TRIALS)
     settings = replace(settings, halving=asked.halving, seed=asked.seed, parallel=asked.parallel)
     if asked.trials is None and space.is_grid(found):
-        return _run_grid(config, settings, found)
+        return _run_grid(config, asked, settings, found)
 
     def suggest(number: int, before: Sequence[Trial]) -> Values:
         return sampler.suggest(found, number, before, is_lowest=settings.is_lowest, seed=asked.seed)
 
     suggest(0, [])  # fails now if it must
-    return runner.run(Sweep(_folder(config), settings, found), shares.shares(config, this_machine()), suggest)
+    return runner.run(Sweep(_folder(config), settings, found), shares.shares(asked, this_machine()), suggest)
 
 
-def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
-    """Runs what --multirun asks for: (overrides, config) of each run, in order.
+def run_combinations(jobs: Sequence[Invocation]) -> int:
+    """Runs what --multirun asks for, in order.
 
     Raises:
         ConfigError: if the config asks for what only trainer sweep does, or for shares that this machine does not have.
     """
-    config = jobs[0][1]
+    config, asked = jobs[0].config, jobs[0].typed.sweep
     problems = [
         Problem(
             f"sweep.{name}",
@@ -89,32 +90,34 @@ def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
             f"trainer sweep with sweep.space, or no sweep.{name}",
         )
         for name in ("space", "trials", "halving")
-        if getattr(config.sweep, name)
+        if getattr(asked, name)
     ]
-    if problems := problems + shares.check(config, this_machine()):
+    if problems := problems + shares.check(asked, config.launch, config.device, this_machine()):
         raise ConfigError(problems)
-    common = [word for word in jobs[0][0] if all(word in words for words, _ in jobs)]
-    given = [dict(word.lstrip("+").split("=", 1) for word in words if word not in common) for words, _ in jobs]
+    common = [word for word in jobs[0].overrides if all(word in job.overrides for job in jobs)]
+    given = [dict(word.lstrip("+").split("=", 1) for word in job.overrides if word not in common) for job in jobs]
     texts = {key: dict.fromkeys(values[key] for values in given) for key in given[0]}
     parse = OverridesParser.create().parse_override
     found = {key: [parse(f"{key}={text}").value() for text in texts[key]] for key in texts}
     command = [*(word for word in common if not word.startswith(OWN)), *_flags()]
-    return _run_grid(config, _settings(config, command, found, len(jobs)), found)
+    return _run_grid(config, asked, _settings(config, asked, command, found, len(jobs)), found)
 
 
-def _settings(config: RunConfig, command: list[str], found: dict[str, Any], trials: int) -> SweepSettings:
-    metric = config.sweep.metric
+def _settings(
+    config: RunConfig, asked: SweepConfig, command: list[str], found: dict[str, Any], trials: int
+) -> SweepSettings:
+    metric = asked.metric
     is_own = metric == f"eval_{config.evaluate.best_metric}"
     is_lowest = evaluations.prefers_less(metric, config.evaluate.best_is if is_own else BestIs.auto)
-    own = shares.machine_of(config.sweep, this_machine()).cores if shares.are_asked_for(config.sweep) else None
+    own = shares.machine_of(asked, this_machine()).cores if shares.are_asked_for(asked) else None
     return SweepSettings(command, found, metric, is_lowest, config.train.steps, trials, cores=own)
 
 
-def _run_grid(config: RunConfig, settings: SweepSettings, found: Space) -> int:
+def _run_grid(config: RunConfig, asked: SweepConfig, settings: SweepSettings, found: Space) -> int:
     combinations = list(space.grid(found))
     sweep = Sweep(_folder(config), replace(settings, trials=len(combinations), parallel=1), found)
     sweep.add(*combinations[len(sweep.trials) :])
-    return runner.run(sweep, shares.shares(config, this_machine()))
+    return runner.run(sweep, shares.shares(asked, this_machine()))
 
 
 def _common() -> list[str]:
@@ -147,15 +150,15 @@ def _corners(found: Space) -> Iterator[Values]:
 
 def _problems_of(values: Values, machine: Machine) -> list[Problem]:
     """Returns what is wrong with the config of a trial with these values; `machine` is as a trial sees it."""
+
+    def complete(typed: TypedConfig, config: RunConfig) -> tuple[RunConfig, list[Problem]]:
+        config, problems = resolve.resolve(config, os.environ, typed.mode)
+        return config, [*problems, *validate.validate(config, machine, typed.mode)]
+
     try:
         given = arguments.sort(typed())
         own = [word for word in given.overrides if not word.startswith(OWN)]
-        compose.load(
-            [*own, *space.overrides(values)],
-            lambda config: resolve.resolve(config, os.environ),
-            lambda config: validate.validate(config, machine),
-            config_dir=given.parse().config_dir,
-        )
+        compose.load([*own, *space.overrides(values)], complete, config_dir=given.parse().config_dir)
     except ConfigError as error:
         return list(error.problems)
     return []

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.schema import Launch, RunConfig, SweepConfig
+from trainer.config.schema import DeviceConfig, Launch, LaunchConfig
+from trainer.config.typed import SweepConfig
 from trainer.faults.problems import Problem
 from trainer.plan.devices import Machine
 from trainer.plan.environment import VISIBLE, allotted_gpus
@@ -43,9 +44,8 @@ class TrialShare:
             os.sched_setaffinity(0, before)
 
 
-def shares(config: RunConfig, machine: Machine) -> list[TrialShare]:
+def shares(asked: SweepConfig, machine: Machine) -> list[TrialShare]:
     """As many as `sweep.parallel`."""
-    asked = config.sweep
     if not are_asked_for(asked):
         return [TrialShare()]
     one = machine_of(asked, machine)
@@ -68,21 +68,19 @@ def machine_of(asked: SweepConfig, machine: Machine) -> Machine:
     return replace(machine, cores=cores, gpus=asked.gpus_per_trial or 0)
 
 
-def check(config: RunConfig, machine: Machine) -> list[Problem]:
+def check(asked: SweepConfig, launch: LaunchConfig, device: DeviceConfig, machine: Machine) -> list[Problem]:
     """Returns what is wrong with the shares that a sweep asks for."""
-    asked, key = config.sweep, _key(config.sweep)
+    key = _key(asked)
     if key is None:
         return []
-    if config.launch.name is not Launch.local:
-        return [
-            Problem(key, "conflict", f"not with launch={config.launch.name.value}", "leave it out, or launch=local")
-        ]
+    if launch.name is not Launch.local:
+        return [Problem(key, "conflict", f"not with launch={launch.name.value}", "leave it out, or launch=local")]
     if not hasattr(os, "sched_setaffinity"):
         return [Problem(key, "not-available", "this system cannot share out its cores", "leave it out")]
     if asked.cores_per_trial is None and asked.gpus_per_trial is None:
         remedy = f"e.g. sweep.cores_per_trial={max(1, machine.cores // asked.parallel)}, or sweep.gpus_per_trial"
         return [Problem(key, "not-set", f"{asked.parallel} trials at the same time need a share each", remedy)]
-    if config.device.gpus and asked.gpus_per_trial is None:
+    if device.gpus and asked.gpus_per_trial is None:
         message = "device.gpus gives the trials GPUs, and none are shared out"
         return [Problem("sweep.gpus_per_trial", "not-set", message, "e.g. sweep.gpus_per_trial=1")]
     wanted = {"cores": (asked.cores_per_trial or 1, machine.cores), "gpus": (asked.gpus_per_trial or 0, machine.gpus)}

@@ -24,7 +24,7 @@ from trainer.config import keys, sources, user_file
 from trainer.config.cluster_size import EXAMPLES, SIZE, nearest_size, parse_size
 from trainer.config.problems import origins
 from trainer.config.problems.functions import unknown_choice
-from trainer.config.schema import Mode
+from trainer.config.typed import Mode
 from trainer.faults.problems import ConfigError, Problem
 
 _of_override = partial(Problem, about="override")

@@ -43,7 +43,7 @@ def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Prob
     return [_located(problem, places) if _is_setting(problem.key) else problem for problem in problems]
 
 
-def given(line: sources.CommandLine, group: str) -> list[str]:
+def given(line: sources.CommandLine, group: str) -> tuple[str, ...]:
     """Returns the keys of a section that were typed, or that an experiment or a file of the user's sets.
 
     `name` is among them where one of these chooses a file of the group.
@@ -52,7 +52,7 @@ def given(line: sources.CommandLine, group: str) -> list[str]:
     found = {key.partition(".")[2].partition(".")[0] or "name" for key in typed if key.split(".")[0] == group}
     if line.config_dir is not None or line.config_name != "config" or "experiment" in typed:
         found.update(_in_files(line, group))
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def last_set(line: sources.CommandLine, names: Container[str]) -> set[str]:

@@ -16,8 +16,9 @@ from trainer.config.groups import check_groups
 from trainer.config.limits import check_limits
 from trainer.config.problems.functions import check_functions
 from trainer.config.problems.origins import given, last_set
-from trainer.config.schema import AUTO, NAME, Mode, RunConfig, TrainConfig
+from trainer.config.schema import AUTO, NAME, RunConfig, TrainConfig
 from trainer.config.shell import CONTROL
+from trainer.config.typed import Mode, TypedConfig
 from trainer.faults.problems import Problem
 
 OF_RUNS = (PurePath("runs"), PurePath("sweeps"))  # where runs without `run=` and sweeps have their directories
@@ -27,9 +28,10 @@ LENGTHS = ("train.steps", "train.epochs")
 
 @dataclass(frozen=True)
 class Examined:
-    """A composed config, typed unless a section lacks even its name, and every problem of its values."""
+    """A composed config, unless a section lacks even its name, and every problem of its values."""
 
-    config: RunConfig | None
+    typed: TypedConfig | None
+    config: RunConfig | None  # of the run
     problems: list[Problem]
     overrides: tuple[str, ...] = ()  # of this run alone, under --multirun
 
@@ -44,28 +46,20 @@ def examine(
     """
     raw = OmegaConf.to_container(composed, resolve=False)
     # References first: OmegaConf cannot look for unset keys behind a broken one.
-    problems = [*_undeclared(raw, ()), *_unresolvable(composed, raw, ()), *_unset(composed, choices)]
+    problems = [*_unresolvable(composed, raw, ()), *_unset(composed, choices)]
     if OmegaConf.missing_keys(composed):
-        return Examined(None, problems)
-    config = OmegaConf.to_object(composed)
-    assert isinstance(config, RunConfig)
-    config.optimizer.given = given(line, "optimizer")
-    problems += [*_check_characters(raw, ()), *check_limits(config), *_check_name(config.name), *_check_run(config)]
-    problems += _check_length(config.train, line)
+        return Examined(None, None, problems)
+    typed = OmegaConf.to_object(composed)
+    assert isinstance(typed, TypedConfig)
+    config = typed.run_config(given(line, "optimizer"))
+    problems += [*_check_characters(raw, ()), *check_limits(typed), *_check_name(config.name)]
+    problems += _check_run(config.run, typed.mode)
+    train, wrong = _one_length(config.train, line)
+    config, problems = dataclasses.replace(config, train=train), [*problems, *wrong]
     problems += [*_check_part(config.placement.max_part_mib), *check_groups(config.optimizer)]
     chosen = {group: choices.get(group) for group in user_file.GROUPS if group not in unknown}
     problems += check_functions(config, chosen, line)
-    return Examined(config, problems)
-
-
-def _undeclared(raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
-    """Keys that `+` forced into a typed section, where nothing would read them."""
-    for name, value in raw.items():
-        kind, inner = keys.hint((*path, name)), (*path, name)
-        if kind is None:
-            yield keys.unknown(".".join(inner), ".".join(inner), value, keys.declared())
-        elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
-            yield from _undeclared(value, inner)
+    return Examined(typed, config, problems)
 
 
 def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem]:
@@ -159,9 +153,8 @@ def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
         )
 
 
-def _check_run(config: RunConfig) -> Iterator[Problem]:
+def _check_run(run: str | None, mode: Mode) -> Iterator[Problem]:
     """A run directory is created, locked and cleaned, so the user must name it in full."""
-    run = config.run
     if run is None:
         return
     path = PurePath(run)
@@ -179,21 +172,21 @@ def _check_run(config: RunConfig) -> Iterator[Problem]:
             f"'{run}' starts with ~, which only a shell expands",
             shell.typed("run", str(Path(run).expanduser())),
         )
-    elif not path.name or "\0" in run or (path in OF_RUNS and config.mode is Mode.train):
+    elif not path.name or "\0" in run or (path in OF_RUNS and mode is Mode.train):
         message = f"'{run}' is not a directory for one run alone; a run writes and deletes files in its directory"
         yield Problem("run", "unsafe", message, "e.g. run=runs/first, or leave run out")
 
 
-def _check_length(train: TrainConfig, line: sources.CommandLine) -> Iterator[Problem]:
+def _one_length(train: TrainConfig, line: sources.CommandLine) -> tuple[TrainConfig, list[Problem]]:
     """Resolves epochs against steps: what is typed replaces what a file sets; both in the same place are refused."""
-    if train.epochs is None:
-        return
-    lengths = last_set(line, LENGTHS)
+    lengths = last_set(line, LENGTHS) if train.epochs is not None else set()
     if lengths == {"train.steps"}:
-        train.epochs = None
-    elif len(lengths) > 1:
-        message = f"is set together with train.steps={train.steps}, but only one of them may set the length of training"
-        yield Problem("train.epochs", "conflict", message, f"leave one out, e.g. train.epochs={train.epochs} alone")
+        return dataclasses.replace(train, epochs=None), []
+    if len(lengths) < 2:
+        return train, []
+    message = f"is set together with train.steps={train.steps}, but only one of them may set the length of training"
+    remedy = f"leave one out, e.g. train.epochs={train.epochs} alone"
+    return train, [Problem("train.epochs", "conflict", message, remedy)]
 
 
 def _check_part(given: str | None) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Finds the files of this host that a run reads, which its containers must see too."""
 
-import copy
 import os
+from dataclasses import replace
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,19 @@ def with_absolute_paths(config: RunConfig) -> tuple[RunConfig, list[str]]:
     Inputs are the user's file with the folder it is in, the checkpoint to start from, and data options that are the
     path of a file or of a folder, or a pattern of files.
     """
-    config, inputs = copy.deepcopy(config), []
-    if config.user is not None:
-        config.user = str(Path(config.user).resolve())
-        inputs.append(str(Path(config.user).parent))
-    if config.resume not in ("auto", "never"):
-        config.resume = str(Path(config.resume).resolve())
-        inputs.append(config.resume)
+    user, resume, options = config.user, config.resume, dict(config.data.options)
+    inputs: list[str] = []
+    if user is not None:
+        user = str(Path(user).resolve())
+        inputs.append(str(Path(user).parent))
+    if resume not in ("auto", "never"):
+        resume = str(Path(resume).resolve())
+        inputs.append(resume)
     for name, value in config.data.options.items():
         if _is_input(value, is_path=name == "path"):
-            config.data.options[name] = str(Path(value).absolute())
-            inputs.append(_folder_of(config.data.options[name]) if has_magic(value) else config.data.options[name])
+            options[name] = str(Path(value).absolute())
+            inputs.append(_folder_of(options[name]) if has_magic(value) else options[name])
+    config = replace(config, user=user, resume=resume, data=replace(config.data, options=options))
     return config, [path for path in dict.fromkeys(inputs) if path != "/"]
 
 

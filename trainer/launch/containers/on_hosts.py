@@ -18,7 +18,7 @@ from pathlib import Path
 
 import docker
 
-from trainer.config.schema import RunConfig
+from trainer.config.schema import ClusterConfig, LaunchConfig
 from trainer.faults import exit_codes
 from trainer.launch import ssh
 from trainer.launch.containers.docker_errors import DockerError, explain_errors
@@ -70,13 +70,13 @@ class DockerEngine:
 
 
 class Engines:
-    """The engines of the hosts of a config, by host; leaving the block ends all connections that were ever made."""
+    """The engines of the hosts of a cluster, by host; leaving the block ends all connections that were ever made."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, launch: LaunchConfig, cluster: ClusterConfig) -> None:
         """Reaches nothing yet."""
         self.by_host: dict[str, DockerEngine] = {}
-        self._command, self._there = ssh.command(config.launch.ssh), config.launch.docker_socket
-        self._hosts = list(dict.fromkeys(host_by_task(config.cluster).values()))
+        self._command, self._there = ssh.command(launch.ssh), launch.docker_socket
+        self._hosts = list(dict.fromkeys(host_by_task(cluster).values()))
         self._folder = Path(tempfile.mkdtemp(prefix="trainer-"))  # short: a socket's path has 107 bytes at most
         self._made: list[DockerEngine] = []
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from trainer.config.schema import Isolate, RunConfig
+from trainer.config.typed import Mode
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.page_server import short_name
 from trainer.plan.checks import isolation as checks
@@ -38,7 +39,7 @@ def why_not(config: RunConfig, pages: Path | None = None) -> str:
     isolate = config.security.isolate
     if isolate is Isolate.never:
         return "security.isolate=never"
-    reason = checks.why_not(config) or why_impossible() or _why_no_gpu(config)
+    reason = checks.why_not(config, Mode.train) or why_impossible() or _why_no_gpu(config)
     if not reason and config.user is not None and isolate is Isolate.auto:
         return USER_CODE
     reason = reason or _why_no_socket(pages)

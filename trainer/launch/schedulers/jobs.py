@@ -2,7 +2,7 @@
 
 import os
 
-from trainer.config.schema import KubernetesConfig
+from trainer.config.typed import KubernetesConfig
 from trainer.launch.schedulers import scheduled
 from trainer.launch.schedulers.pods import (
     QUEUE_LABEL,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config.schema import KubernetesConfig
+from trainer.config.typed import KubernetesConfig
 from trainer.faults import exit_codes
 from trainer.launch.containers.spec import GPU_SHARED_MIB, NOBODY
 from trainer.launch.restarts import LASTING, LEFT_BEHIND

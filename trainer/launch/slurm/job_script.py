@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.config import shell
-from trainer.config.schema import RunConfig
+from trainer.config.schema import ClusterConfig, SlurmConfig
 from trainer.plan.devices import tasks_of
 
 STOP_EARLY_SECS = 120  # before the time limit, so that the run can save; Slurm may be early by up to a minute
@@ -29,29 +29,28 @@ exit $code
 """
 
 
-def render(config: RunConfig, command: Sequence[str], run: Path) -> str:
+def render(job: SlurmConfig, cluster: ClusterConfig, command: Sequence[str], run: Path) -> str:
     """Returns the text of the script.
 
     Args:
         command: of the launcher in the job.
         run: the run directory, which all nodes share.
     """
-    options = "".join(f"#SBATCH {shell.joined([option])}\n" for option in _options(config, run))
-    return f"#!/bin/bash\n{options}{BODY.format(command=shell.joined(command), requeue=config.slurm.requeue)}"
+    options = "".join(f"#SBATCH {shell.joined([option])}\n" for option in _options(job, cluster, run))
+    return f"#!/bin/bash\n{options}{BODY.format(command=shell.joined(command), requeue=job.requeue)}"
 
 
-def _options(config: RunConfig, run: Path) -> Iterator[str]:
-    job = config.slurm
+def _options(job: SlurmConfig, cluster: ClusterConfig, run: Path) -> Iterator[str]:
     yield f"--job-name={run.name}"
-    yield f"--ntasks={len(tasks_of(config.cluster))}"
+    yield f"--ntasks={len(tasks_of(cluster))}"
     if job.nodes is not None:
         yield f"--nodes={job.nodes}"
     if job.cpus_per_task is not None:
         yield f"--cpus-per-task={job.cpus_per_task}"
     if job.gpus_per_worker and job.nodes:
-        yield f"--gpus-per-node={-(-config.cluster.worker // job.nodes) * job.gpus_per_worker}"
+        yield f"--gpus-per-node={-(-cluster.worker // job.nodes) * job.gpus_per_worker}"
     elif job.gpus_per_worker:
-        yield f"--gpus={config.cluster.worker * job.gpus_per_worker}"
+        yield f"--gpus={cluster.worker * job.gpus_per_worker}"
     if job.time is not None:
         yield f"--time={limit(job.time)}"
     yield "--requeue"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config import shell
-from trainer.config.schema import RunConfig
+from trainer.config.schema import ClusterConfig, SlurmConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.launch.ending import shown
@@ -30,7 +30,7 @@ class SlurmError(TrainerError):
     exit_code = exit_codes.UNAVAILABLE
 
 
-def run(config: RunConfig, overrides: Sequence[str], directory: RunDirectory) -> int:
+def run(section: SlurmConfig, cluster: ClusterConfig, overrides: Sequence[str], directory: RunDirectory) -> int:
     """Submits the run, unless its job is queued or running already, and follows it; returns its exit code.
 
     Args:
@@ -42,7 +42,7 @@ def run(config: RunConfig, overrides: Sequence[str], directory: RunDirectory) ->
     folder = directory.path / "slurm"
     job = _living_job(folder)
     if job is None:
-        job, printed = _submit(config, overrides, directory.path), 0
+        job, printed = _submit(section, cluster, overrides, directory.path), 0
         print(f"submitted as job {job}; its output goes to {shown(folder / f'{job}.out')}", flush=True)
     else:
         printed = (folder / f"{job}.out").stat().st_size if (folder / f"{job}.out").exists() else 0
@@ -56,12 +56,12 @@ def run(config: RunConfig, overrides: Sequence[str], directory: RunDirectory) ->
         return exit_codes.INTERRUPTED
 
 
-def _submit(config: RunConfig, overrides: Sequence[str], run: Path) -> int:
+def _submit(section: SlurmConfig, cluster: ClusterConfig, overrides: Sequence[str], run: Path) -> int:
     folder = run / "slurm"
     folder.mkdir(parents=True, exist_ok=True)
     own = [text for text in overrides if not text.startswith("run=")]
     command = [sys.executable, "-m", "trainer", *own, shell.override("run", str(run))]
-    write_atomically(folder / "job.sh", job_script.render(config, command, run))
+    write_atomically(folder / "job.sh", job_script.render(section, cluster, command, run))
     answer = _slurm("sbatch", "--parsable", str(folder / "job.sh"))
     job = int(answer.partition(";")[0])
     write_atomically(folder / "job", f"{job}\n")

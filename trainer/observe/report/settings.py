@@ -11,10 +11,8 @@ from trainer.config.keys import shown
 from trainer.config.schema import RunConfig
 from trainer.plan.serialize import to_json
 
-OF_THE_COMMAND = (
-    *("mode", "run", "json", "runs", "attach", "report", "console", "sweep", "prometheus", "plan", "job", "task"),
-)
-NOT_SHOWN = ("cluster.ps", "cluster.worker", "cluster.evaluator", "optimizer.given")  # others say the same
+OF_THE_COMMAND = ("run", "report", "prometheus", "job", "task", "given")
+NOT_SHOWN = ("cluster.ps", "cluster.worker", "cluster.evaluator")  # others say the same
 NOTHING = "(not set)"
 
 
@@ -42,7 +40,9 @@ def changed(config: RunConfig) -> list[tuple[str, str, str]]:
     shipped = {group: name for group, name in chosen.items() if _is_shipped(group, name)}
     required = [f"{group}.options.{option}" for group, name in shipped.items() for option in _required(group, name)]
     choices = [f"{group}={name}" for group, name in shipped.items()]
-    defaults = flat(compose.load([*choices, *(f"{key}=null" for key in required)])) | dict.fromkeys(required, NOTHING)
+    defaults = flat(compose.load([*choices, *(f"{key}=null" for key in required)]).config) | dict.fromkeys(
+        required, NOTHING
+    )
     rest = [(key, value, defaults.get(key, NOTHING)) for key, value in flat(config).items()]
     return [
         *((group, name, usual[group]) for group, name in chosen.items()),

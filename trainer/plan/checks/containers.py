@@ -1,9 +1,10 @@
 """Checks a config whose tasks are containers; looks only whether the paths it names exist."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 
-from trainer.config.schema import Launch, Mode, RunConfig, Target
+from trainer.config.schema import Launch, RunConfig
+from trainer.config.typed import Mode, Target
 from trainer.faults.problems import Problem
 from trainer.plan.checks.devices import check_keys
 
@@ -16,13 +17,13 @@ OWN_PATHS = (
 LEAST_MIB = 512  # of a task: TensorFlow alone takes 400
 
 
-def check_containers(config: RunConfig) -> Iterator[Problem]:
-    """Yields everything wrong with how containers are asked for."""
+def check_containers(config: RunConfig, mode: Mode, target: Target) -> Iterator[Problem]:
+    """Yields everything wrong with how containers are asked for; `target` is that of trainer render."""
     if config.launch.name is Launch.docker:
-        yield from _check_launch(config)
-    if config.launch.name is Launch.docker or config.mode is Mode.render:
-        yield from _check_mounts(config)
-    finds_addresses = config.mode is Mode.render and config.target is Target.compose
+        yield from _check_launch(config, mode)
+    if config.launch.name is Launch.docker or mode is Mode.render:
+        yield from _check_mounts(config.container.mounts)
+    finds_addresses = mode is Mode.render and target is Target.compose
     if finds_addresses and config.cluster.addresses and not config.cluster.hosts:
         remedy = "leave it out, or give the machines: cluster.hosts=[10.0.0.1,10.0.0.2]"
         yield Problem("cluster.addresses", "conflict", "a rendered run finds its own addresses", remedy)
@@ -30,10 +31,10 @@ def check_containers(config: RunConfig) -> Iterator[Problem]:
     yield from check_keys(config.cluster, "container.cpus", config.container.cpus, least=0.1)
 
 
-def _check_launch(config: RunConfig) -> Iterator[Problem]:
+def _check_launch(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     key, instead = "launch", "leave launch=docker out"
-    if config.mode not in MODES:
-        yield Problem(key, "not-supported", f"trainer {config.mode.value} runs processes on this machine", instead)
+    if mode not in MODES:
+        yield Problem(key, "not-supported", f"trainer {mode.value} runs processes on this machine", instead)
     if config.job is not None:
         yield Problem(
             key, "conflict", f"this process is to run {config.job}:{config.task}; it starts no other task", instead
@@ -43,14 +44,14 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
         yield Problem(key, "no-effect", message, "leave out one of the two")
 
 
-def _check_mounts(config: RunConfig) -> Iterator[Problem]:
-    for path in config.container.mounts:
+def _check_mounts(mounts: Sequence[str]) -> Iterator[Problem]:
+    for path in mounts:
         if not Path(path).is_absolute() or ".." in Path(path).parts:
             message = f"{path!r} is not the absolute path of a file or directory"
             yield Problem("container.mounts", "malformed", message, f"e.g. container.mounts=[{Path(path).absolute()}]")
         elif not Path(path).exists():
             yield Problem("container.mounts", "not-found", f"{path} does not exist", "give a path of this machine")
-    yield from check_paths("container.mounts", config.container.mounts)
+    yield from check_paths("container.mounts", mounts)
 
 
 def check_paths(key: str, paths: Iterable[str]) -> Iterator[Problem]:

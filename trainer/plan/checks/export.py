@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
-from trainer.config.schema import ExportConfig
 from trainer.faults.problems import Problem
 
 FORMATS = ("keras", "weights", "saved_model", "onnx", "litert")
@@ -13,19 +12,23 @@ NAMED = ("last", "best")
 FILES = (".npz", ".csv", ".jsonl")  # formats of predictions
 
 
-def check_export(export: ExportConfig) -> Iterator[Problem]:
-    """Formats that do not exist, or cannot be written here, and a checkpoint that cannot be one."""
-    for name in export.formats:
+def check_formats(formats: Sequence[str]) -> Iterator[Problem]:
+    """Yields a problem for every format that does not exist, or cannot be written here."""
+    for name in formats:
         if name not in FORMATS:
             yield Problem(
                 "export.formats", "unknown-choice", f"unknown format {name!r}", f"choose from {', '.join(FORMATS)}"
             )
-    if "onnx" in export.formats and find_spec("tf2onnx") is None:
+    if "onnx" in formats and find_spec("tf2onnx") is None:
         yield Problem(
             "export.formats", "not-available", "onnx needs the package tf2onnx", "pip install 'trainer[onnx]'"
         )
-    if export.checkpoint not in NAMED and not export.checkpoint.isdecimal():
-        message = f"{export.checkpoint!r} must be last, best or a step"
+
+
+def check_checkpoint(name: str) -> Iterator[Problem]:
+    """Checks what names a checkpoint of a run: last, best or a step."""
+    if name not in NAMED and not name.isdecimal():
+        message = f"{name!r} must be last, best or a step"
         yield Problem("export.checkpoint", "malformed", message, "e.g. export.checkpoint=best")
 
 

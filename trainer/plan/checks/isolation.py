@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
-from trainer.config.schema import Isolate, Launch, Mode, RunConfig
+from trainer.config.schema import Isolate, Launch, RunConfig
+from trainer.config.typed import Mode
 from trainer.faults.problems import Problem
 from trainer.plan.devices import ON_HOSTS
 
 
-def why_not(config: RunConfig) -> str:
+def why_not(config: RunConfig, mode: Mode) -> str:
     """Returns why others must reach the tasks, or the tasks others; empty if a network of their own is enough."""
-    if config.launch.name is Launch.docker or config.mode is Mode.render:
+    if config.launch.name is Launch.docker or mode is Mode.render:
         return "containers have a network of their own in any case"
     if config.launch.name in ON_HOSTS:
         return "the tasks of several machines must reach each other"
@@ -20,9 +21,9 @@ def why_not(config: RunConfig) -> str:
     return ""
 
 
-def check_isolation(config: RunConfig) -> Iterator[Problem]:
+def check_isolation(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     """Yields a problem if a network of their own is asked for and makes no sense."""
-    if config.security.isolate is Isolate.always and (reason := why_not(config)):
+    if config.security.isolate is Isolate.always and (reason := why_not(config, mode)):
         yield Problem(
             "security.isolate", "not-available", f"this machine cannot isolate runs: {reason}", "leave it out"
         )

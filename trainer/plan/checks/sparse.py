@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from trainer.config.groups import has_rates
-from trainer.config.schema import PlacementConfig, RunConfig, SparseConfig
+from trainer.config.schema import OptimizerConfig, PlacementConfig, SparseConfig
 from trainer.config.words import size
 from trainer.faults.problems import Problem
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
-from trainer.plan.strategy import strategy_of
+from trainer.plan.strategy import Strategy
 from trainer.plan.tables import SparsePattern, TableLayout
 
 KEY, GROWING = "placement.sparse", "placement.growing"
@@ -18,16 +18,15 @@ LARGE_NBYTES = 2**24  # of embeddings of which a step should not move all
 FEW = 4  # rows for each that a step touches
 
 
-def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
+def check_sparse_run(placement: PlacementConfig, optimizer: OptimizerConfig, strategy: Strategy) -> Iterator[Problem]:
     """Yields what a run with sparse layers cannot have."""
-    yield from _check_growing(config.placement)
-    if not config.placement.has_sparse:
-        if config.optimizer.sparse != SparseConfig():
+    yield from _check_growing(placement)
+    if not placement.has_sparse:
+        if optimizer.sparse != SparseConfig():
             message = "no layer is sparse, so nothing has a rule of its own"
             yield Problem("optimizer.sparse", "no-effect", message, f"type '{KEY}=[PATTERN]' too")
         return
-    strategy, optimizer = strategy_of(config.strategy, config.cluster), config.optimizer
-    key_of_layers = KEY if config.placement.sparse else GROWING
+    key_of_layers = KEY if placement.sparse else GROWING
     if strategy.has_ring:
         message = f"rows of sparse layers are held by shard hosts, which {strategy.name} does not have"
         yield Problem(key_of_layers, "not-supported", message, "type strategy=sync, or leave it out")
@@ -35,7 +34,7 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
         "optimizer.ema": optimizer.ema is not None,
         "optimizer.groups": has_rates(optimizer),
         "optimizer.name": optimizer.of_rows().measures_parameters,
-        "placement.buckets": config.placement.buckets > 1,
+        "placement.buckets": placement.buckets > 1,
     }
     for key, is_given in faults.items():
         if is_given:
