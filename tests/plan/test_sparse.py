@@ -103,9 +103,8 @@ def test_the_first_pattern_that_matches_a_layer_counts():
     ],
 )
 def test_what_layers_that_grow_cannot_have_is_a_problem(refused, options, codes):
-    config, _ = resolve.resolve(
-        load(["cluster=2ps2w", "optimizer=adagrad", "placement.growing={user:9}", *options]), {}
-    )
+    config = load(["cluster=2ps2w", "optimizer=adagrad", "placement.growing={user:9}", *options])
+    config, _ = resolve.resolve(config, {})
     refused(codes, validate.validate, config, MACHINE)
 
 
