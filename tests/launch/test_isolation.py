@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick_config import load
+from quick_config import load, validated_on
 from runs import REFUSED, UNPRIVILEGED, can_be_unprivileged
 
 from trainer.faults.problems import ConfigError
 from trainer.launch.processes import isolation
 from trainer.plan.devices import Machine
-from trainer.plan.validate import validate
 
 HERE = 'cluster.addresses={ps:["127.0.0.1:2222"],worker:["127.0.0.1:2223"]}'
 CAN_BE_UNPRIVILEGED = can_be_unprivileged()
@@ -143,10 +142,9 @@ def test_a_gpu_whose_files_are_missing_is_a_reason_unless_root_can_make_them(mon
     ],
 )
 def test_always_is_refused_where_it_makes_no_sense(overrides, reason):
-    config = load([*overrides, "security.isolate=always"])
-    problems = [
-        str(problem) for problem in validate(config, Machine(cores=2, gpus=0)) if problem.key == "security.isolate"
-    ]
+    with pytest.raises(ConfigError) as refused:
+        load([*overrides, "security.isolate=always"], validated_on(Machine(cores=2, gpus=0)))
+    problems = [str(problem) for problem in refused.value.problems if problem.key == "security.isolate"]
     assert problems == [f"security.isolate: this machine cannot isolate runs: {reason}\n    leave it out"]
 
 
