@@ -29,7 +29,8 @@ from runs import wait_until
 from trainer.commands.console import actions, form
 from trainer.commands.console.app import make_app
 from trainer.commands.console.pages import Folder
-from trainer.config.schema import ConsoleConfig, OptimizerName
+from trainer.config.schema import OptimizerName
+from trainer.config.typed import ConsoleConfig
 from trainer.observe import runs
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
