@@ -46,7 +46,8 @@ from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import tables_offset
 from trainer.plan.strategy import STRATEGIES
-from trainer.plan.tables import Table, TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import Table, blocks_of
 from trainer.task import table_files
 from trainer.task.assemble import HOSTS
 from trainer.task.request_ids import make_unique

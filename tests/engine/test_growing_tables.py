@@ -20,7 +20,8 @@ from trainer.engine.tables.growing import GrowingMemory
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.mapping import private
 from trainer.engine.vectors.packing import GENERATION_STRIDE
-from trainer.plan.tables import COUNT, UPDATED, FirstValues, Growing, SparsePattern, Table, TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import COUNT, UPDATED, FirstValues, Growing, SparsePattern, Table, blocks_of
 from trainer.storage import checkpoint, checkpoint_writer, table_rows
 from trainer.task import table_files
 from trainer.task.export import params_sha256

@@ -17,7 +17,8 @@ from trainer.engine.tables import messages
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.mapping import private
 from trainer.engine.tables.payloads import Payloads
-from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import FirstValues, Table, blocks_of
 from trainer.task import table_files
 from trainer.task.export import params_sha256
 from trainer.workload import step

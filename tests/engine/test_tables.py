@@ -21,7 +21,8 @@ from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.mapping import private
 from trainer.engine.tables.memory import BlockMemory, sum_pushed
 from trainer.engine.tables.touches import check_ids
-from trainer.plan.tables import FirstValues, SparsePattern, Table, TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import FirstValues, SparsePattern, Table, blocks_of
 from trainer.task import table_files
 from trainer.task.export import params_sha256
 from trainer.workload import lookups, step

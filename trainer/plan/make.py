@@ -30,7 +30,8 @@ from trainer.plan.plan import Group, Plan, Task
 from trainer.plan.resolve import is_taken
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
-from trainer.plan.tables import TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import blocks_of
 
 ANY_PORT = 0  # chosen when the tasks start
 

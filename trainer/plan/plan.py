@@ -14,7 +14,8 @@ from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
 from trainer.plan.strategy import STRATEGIES, Strategy
-from trainer.plan.tables import Table, TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import Table, blocks_of
 
 # XLA's newer code for CPUs takes longer to make, and where a task has several threads an update that is shared out over
 # them takes many times as long as on one.

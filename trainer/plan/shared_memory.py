@@ -19,7 +19,7 @@ from trainer.plan import addresses
 from trainer.plan.devices import ON_HOSTS
 from trainer.plan.layout import Shard
 from trainer.plan.strategy import Strategy, strategy_of
-from trainer.plan.tables import PAGE
+from trainer.plan.table_layout import PAGE
 
 SENT_BELOW_NBYTES = 2**18  # if every vector is smaller: a message with it takes less time than finding it
 

@@ -8,7 +8,8 @@ import numpy as np
 from trainer.engine.tables.growing import GrowingMemory
 from trainer.engine.tables.mapping import private
 from trainer.engine.tables.memory import BlockMemory
-from trainer.plan.tables import Table, TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import Table, blocks_of
 from trainer.storage import checkpoint, table_rows
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.table_rows import ChangedRows, Rows

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from trainer.plan.tables import POWERS
+from trainer.plan.table_layout import POWERS
 
 LOWEST = -320  # exponent; squares of float32 numbers, and their sums, have exponents from -298 to 280
 BITS, LOW_BITS = 53, 27

@@ -13,7 +13,7 @@ from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
 from trainer.engine.vectors.packing import GENERATION_STRIDE
-from trainer.plan.tables import HALVES, POWERS
+from trainer.plan.table_layout import HALVES, POWERS
 
 # All rows that an update changes make one vector, whose size is a power of two from this on: each is compiled once.
 LEAST_SIZE = 2**12

@@ -10,7 +10,8 @@ import numpy as np
 
 from trainer.engine.tables.growing import GrowingMemory
 from trainer.engine.tables.memory import BlockMemory
-from trainer.plan.tables import GrowingBlock, TableLayout
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import GrowingBlock
 
 POPULATE_READ = 22  # of madvise, since Linux 5.14
 

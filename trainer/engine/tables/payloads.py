@@ -17,7 +17,8 @@ from ml_dtypes import bfloat16
 
 from trainer.engine.tables.memory import Pushed, cuts_of
 from trainer.engine.vectors.wire import BFLOAT16, VectorWire
-from trainer.plan.tables import Block, TableLayout
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import Block
 from trainer.workload.data.examples import DataError
 
 Places = Sequence[Sequence[np.ndarray]]  # by replica and block: [n] int64, sorted and each once

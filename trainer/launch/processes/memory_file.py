@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from trainer.plan.layout import Shard
 from trainer.plan.shared_memory import tables_offset
 from trainer.plan.strategy import Strategy
-from trainer.plan.tables import NO_TABLES, TableLayout
+from trainer.plan.table_layout import NO_TABLES, TableLayout
 
 
 @contextmanager

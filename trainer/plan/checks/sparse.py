@@ -11,7 +11,8 @@ from trainer.faults.problems import Problem
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.strategy import Strategy
-from trainer.plan.tables import SparsePattern, TableLayout
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import SparsePattern
 
 KEY, GROWING = "placement.sparse", "placement.growing"
 LARGE_NBYTES = 2**24  # of embeddings of which a step should not move all

@@ -20,7 +20,8 @@ from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.plan import Plan
-from trainer.plan.tables import TableLayout, blocks_of
+from trainer.plan.table_layout import TableLayout
+from trainer.plan.tables import blocks_of
 from trainer.storage import checkpoint, evaluations, table_rows
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
