@@ -242,6 +242,7 @@ def _errors_raised() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
+@sources.loaded_once()
 def _explained(line: CommandLine, complete: Complete, *, user_file_works: bool = True) -> list[Problem]:
     """Returns every problem of a config that cannot be composed, and of the values in it that can."""
     found = Explainer(line, user_file_works=user_file_works).explain()

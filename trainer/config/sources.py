@@ -1,5 +1,6 @@
 """Where Hydra finds config groups: YAML files, checked first; cluster sizes; functions of the user's file."""
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,9 +30,12 @@ from trainer.config import help_page, keys, user_file, yaml_files
 from trainer.config.cluster_size import parse_size
 from trainer.config.hydra_internals import (
     ConfigLoaderImpl,
+    ConfigRepository,
     FileConfigSource,
     SourcesRegistry,
+    copy_metadata_quickly,
     create_config_search_path,
+    yaml_loader,
 )
 from trainer.faults.problems import ConfigError, Problem
 
@@ -43,6 +47,9 @@ EXPERIMENT = "experiment/"
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
 _functions: ContextVar[Mapping[str, user_file.Options]] = ContextVar("functions")
+
+_Key = tuple[tuple[str, ...], str]  # where configs are looked for, and the path of one
+_loaded: ContextVar[dict[_Key, ConfigResult | None] | None] = ContextVar("loaded", default=None)
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,33 @@ def user_functions(options: Mapping[str, user_file.Options]) -> Iterator[None]:
         _functions.reset(token)
 
 
+@contextmanager
+def loaded_once() -> Iterator[None]:
+    """Loads every config at most once: explaining a bad config composes many, and locating a value reads all files."""
+    token = _loaded.set({}) if _loaded.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _loaded.reset(token)
+
+
+class Repository(ConfigRepository):
+    """Hydra's repository, which copies share: Hydra makes a copy for each composition, and would copy every schema."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Repository":
+        return copy.copy(self)
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Returns a config that may be changed."""
+        if (loaded := _loaded.get()) is None:
+            return super().load_config(config_path)
+        key = tuple(source.full_path() for source in self.sources), config_path
+        if key not in loaded:
+            loaded[key] = super().load_config(config_path)
+        return copy.deepcopy(loaded[key])
+
+
 class CheckedFiles(FileConfigSource):
     """YAML files that are refused before OmegaConf builds anything from them; `..` leads to none."""
 
@@ -80,7 +114,7 @@ class CheckedFiles(FileConfigSource):
         if faults := yaml_files.faults(path):
             raise ConfigError(faults)
         try:
-            result = _with_user_file_beside(super().load_config(config_path), path)
+            result = _with_user_file_beside(self._read(path), path)
             if path == conf_dir() / "config.yaml":
                 return _with_users_defaults(result)
             return _with_choices(result) if config_path.startswith(EXPERIMENT) else result
@@ -89,6 +123,11 @@ class CheckedFiles(FileConfigSource):
             raise ConfigError(
                 [Problem(yaml_files.shown(path), "unreadable", message, "correct that key", about="file")]
             ) from error
+
+    def _read(self, path: Path) -> ConfigResult:
+        text = path.read_text(encoding="utf-8")
+        config = OmegaConf.create(yaml.load(text, Loader=yaml_loader()))
+        return ConfigResult(self.provider, self.full_path(), config, header=self._get_header_dict(text))
 
     def is_config(self, config_path: str) -> bool:
         return ".." not in PurePosixPath(config_path).parts and super().is_config(config_path)
@@ -177,6 +216,7 @@ def register() -> None:
     Plugins.instance().register(GivenFiles)
     Plugins.instance().register(SourceOrder)
     SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
+    copy_metadata_quickly()
 
 
 def loader(line: CommandLine) -> ConfigLoaderImpl:
@@ -186,7 +226,9 @@ def loader(line: CommandLine) -> ConfigLoaderImpl:
     if line.config_dir is not None:
         anchor = SearchPathQuery(provider="schema", path=None)
         search_path.prepend("command-line", f"file://{os.path.abspath(line.config_dir)}", anchor)
-    return ConfigLoaderImpl(search_path)
+    loader = ConfigLoaderImpl(search_path)
+    loader.repository = Repository(search_path)
+    return loader
 
 
 def compose(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, dict[str, Any]]:

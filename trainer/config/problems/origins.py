@@ -32,6 +32,7 @@ def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[s
         yield f"{yaml_files.shown(file)}:{place[0] if place else 1} {'.'.join(path)}", path, value
 
 
+@sources.loaded_once()
 def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Problem]:
     """Returns the problems, with the file and the line before each key whose value a file gives."""
     typed = {text.lstrip("+~").partition("=")[0] for text in line.overrides}
@@ -128,6 +129,10 @@ def _places(line: sources.CommandLine) -> dict[str, str]:
 
 def _files(loader: ConfigLoaderImpl, config_name: str, choices: Sequence[str]) -> Sequence[ResultDefault]:
     """Returns the files that choices bring in; an invalid choice brings none."""
+    try:
+        return loader.compute_defaults_list(config_name, list(choices), RunMode.RUN).defaults
+    except sources.ERRORS:
+        pass  # one of them is invalid
     valid: list[str] = []
     files: Sequence[ResultDefault] = ()
     for tried in ([], *([choice] for choice in choices)):

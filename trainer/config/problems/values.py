@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -24,6 +24,7 @@ from trainer.faults.problems import Problem
 OF_RUNS = (PurePath("runs"), PurePath("sweeps"))  # where runs without `run=` and sweeps have their directories
 OF_ANOTHER_RUN = (Mode.evaluate, Mode.predict)  # modes that may set options of the data
 LENGTHS = ("train.steps", "train.epochs")
+OPTIONS = ".options."
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Examined:
     overrides: tuple[str, ...] = ()  # of this run alone, under --multirun
 
 
+@sources.loaded_once()
 def examine(
     composed: DictConfig, choices: Mapping[str, Any], line: sources.CommandLine, *, unknown: Collection[str] = ()
 ) -> Examined:
@@ -46,8 +48,10 @@ def examine(
     """
     raw = OmegaConf.to_container(composed, resolve=False)
     # References first: OmegaConf cannot look for unset keys behind a broken one.
-    problems = [*_unresolvable(composed, raw, ()), *_unset(composed, choices)]
-    if OmegaConf.missing_keys(composed):
+    problems = list(_unresolvable(composed, raw, ()))
+    missing = sorted(OmegaConf.missing_keys(composed))
+    problems += _unset(missing, composed, choices)
+    if any(OPTIONS not in key for key in missing):
         return Examined(None, None, problems)
     typed = OmegaConf.to_object(composed)
     assert isinstance(typed, TypedConfig)
@@ -62,10 +66,10 @@ def examine(
     return Examined(typed, config, problems)
 
 
-def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem]:
+def _unset(missing: Sequence[str], composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem]:
     """Keys that are still `???`; an option is removed so that the rest can be checked."""
-    for key in sorted(OmegaConf.missing_keys(composed)):
-        group, _, option = key.partition(".options.")
+    for key in missing:
+        group, _, option = key.partition(OPTIONS)
         if option:
             choice = f"{group}={choices.get(group)}"
             if group != "data" or composed.mode not in OF_ANOTHER_RUN:
