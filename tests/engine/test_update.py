@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -55,10 +56,15 @@ def vector(
 class Update:
     """One update of a shard, on plain arrays."""
 
+    _compiled: ClassVar[dict[str, Any]] = {}  # it keeps no state, so those of the same shard and config are one
+
     def __init__(self, shard: Shard, config: OptimizerConfig = SGD, **options: Any) -> None:
-        order = squares_order([shard])
         self.shard, self.config = shard, config
-        self.update = make_update(shard, config, lambda squares: tf.gather(squares, order), **options)
+        key = repr((shard, config, options))
+        if key not in self._compiled:
+            exchange = partial(tf.gather, indices=squares_order([shard]))
+            self._compiled[key] = make_update(shard, config, exchange, **options)
+        self.update = self._compiled[key]
 
     def __call__(
         self,
