@@ -80,11 +80,11 @@ def test_a_prefetched_result_is_waited_for_and_a_failure_raised():
 # Training
 
 
-@pytest.mark.long(but=["2-0.5-float32"])
+@pytest.mark.long(but=["1-0.5-float32"])
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("ps", "clip_norm", "wire"),
-    [(0, 0.5, "bfloat16"), (1, None, "float32"), (2, None, "bfloat16"), (2, 0.5, "float32")],
+    [(0, 0.5, "bfloat16"), (1, None, "float32"), (2, None, "bfloat16"), (1, 0.5, "float32"), (2, 0.5, "float32")],
 )
 def test_no_bit_depends_on_the_number_of_buckets(ps: int, clip_norm: float | None, wire: str):
     losses, last = unbroken(with_everything, clip_norm=clip_norm, wire=wire)

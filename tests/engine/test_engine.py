@@ -26,6 +26,7 @@ from small_clusters import (
 )
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine.local import LocalEngine
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.resources import PUSH, share
 from trainer.engine.sharded.worker import ShardedEngine
@@ -189,8 +190,8 @@ def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step(buckets: int):
 
 
 def test_a_snapshot_between_steps_is_the_state_of_that_step():
-    def snapshot_at(wanted: int) -> Callable[[ShardedEngine], Snapshot | None]:
-        def train(engine: ShardedEngine) -> Snapshot | None:
+    def snapshot_at(wanted: int) -> Callable[[ShardedEngine | LocalEngine], Snapshot | None]:
+        def train(engine: ShardedEngine | LocalEngine) -> Snapshot | None:
             step, taken = engine.start(), None
             while step < STEPS:
                 if step == wanted:
@@ -203,10 +204,12 @@ def test_a_snapshot_between_steps_is_the_state_of_that_step():
 
         return train
 
-    one = Cluster(with_everything, ps=1, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
-    four = Cluster(with_everything, ps=2, workers=2, buckets=2).train([snapshot_at(4), snapshot_at(-1)])[0]
-    assert one.step == four.step == 4
-    assert digest(one) == digest(four)
+    cluster = Cluster(with_everything, ps=2, workers=2, buckets=2)
+    local = make_local(cluster.workload, cluster.optimizer, count=2)
+    local.load(cluster.first(), generation=1)
+    expected, found = snapshot_at(4)(local), cluster.train([snapshot_at(4), snapshot_at(-1)])[0]
+    assert expected.step == found.step == 4
+    assert digest(found) == digest(expected)
 
 
 @pytest.mark.long
