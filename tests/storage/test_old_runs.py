@@ -32,7 +32,7 @@ def old_run(tmp_path: Path) -> Path:
 
 def test_its_config_has_the_new_keys(old_run: Path):
     config = RunDirectory(old_run).read_config()
-    assert (config.history.every, config.history.journal, config.plan.write_to) == (5, True, None)
+    assert (config.history.every, config.history.journal, config.given) == (5, True, ())
 
 
 def test_what_it_did_is_read(old_run: Path):
