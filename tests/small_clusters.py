@@ -115,6 +115,7 @@ class Cluster:
         buckets: int = 1,
         steps: int = STEPS,
         start: Snapshot | None = None,
+        rewrites: bool = True,
         **options: Any,
     ) -> None:
         """Builds it; a model with sparse layers needs the wire `memory`.
@@ -122,6 +123,7 @@ class Cluster:
         Args:
             build: makes the model; it learns `digits`. Or a workload of other data and with another objective.
             start: the state to begin with; None: the model's first values.
+            rewrites: whether TensorFlow optimizes graphs, a seventh of the time of tests of who waits for whom.
         """
         self.workload = build if isinstance(build, Workload) else workload_of(build)
         self.model, self.data = self.workload.model, self.workload.data
@@ -129,7 +131,7 @@ class Cluster:
         is_name = isinstance(optimizer, OptimizerName)
         self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm) if is_name else optimizer
         self.parameters = replica.parameters_of(self.model, self.workload.frozen)
-        self.steps, self._start = steps, start
+        self.steps, self._start, self._rewrites = steps, start, rewrites
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
         sums = self.workload.objective.size if isinstance(build, Workload) else 0
         shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets, sums=sums)
@@ -295,7 +297,9 @@ class Cluster:
         task = next(task for task in self.tasks if task.name == name)
         peers = [shard.host for shard in self.shards]
         is_rounded = any(layer.compute_dtype == "bfloat16" for layer in self.model.layers)
-        return session_config(task, peers=peers, fuses=not (is_rounded or self.options.get("jit", False)))
+        config = session_config(task, peers=peers, fuses=not (is_rounded or self.options.get("jit", False)))
+        config.graph_options.rewrite_options.disable_meta_optimizer = not self._rewrites
+        return config
 
 
 def _start_servers(ps: int, workers: int, devices: tuple[str, ...]) -> Servers:

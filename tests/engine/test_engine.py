@@ -277,7 +277,7 @@ def test_a_worker_makes_no_resource_of_another():
 
 
 def test_shards_that_disagree_on_the_step_are_an_error():
-    cluster = Cluster(plain, ps=2, workers=1)
+    cluster = Cluster(plain, ps=2, workers=1, rewrites=False)
     engine = cluster.engines[0]
     feeds = {
         feed: first.to_flats(shard, {}, generation=1)[0] if position == 0 else np.zeros(feed.shape, np.float32)
@@ -301,7 +301,7 @@ def _values(cluster: Cluster) -> tuple[dict[str, np.ndarray], dict[str, np.ndarr
 
 
 def test_a_batch_of_another_step_is_an_error():
-    cluster = Cluster(plain, ps=1, workers=1)
+    cluster = Cluster(plain, ps=1, workers=1, rewrites=False)
 
     def shifted(engine: ShardedEngine) -> str:
         engine.start()
@@ -398,7 +398,8 @@ def free_running(engine: ShardedEngine) -> tuple[int, Any, Snapshot]:
 @pytest.mark.long(but=["2-None"])
 @pytest.mark.parametrize(("ps", "clip_norm"), [(2, None), (1, 0.5), (0, 0.5)])
 def test_every_gradient_is_an_update_under_async(ps, clip_norm):
-    results = Cluster(plain, ps=ps, workers=3, strategy="async", clip_norm=clip_norm).train([free_running] * 3)
+    cluster = Cluster(plain, ps=ps, workers=3, strategy="async", clip_norm=clip_norm, rewrites=False)
+    results = cluster.train([free_running] * 3)
     assert [last.step for _, _, last in results] == [STEPS] * 3
     for _, table, _ in results:
         assert table[:, : staleness.BINS].sum() == STEPS
@@ -420,7 +421,8 @@ def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
 
 
 def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
-    results = Cluster(plain, ps=1, workers=3, strategy="async", max_staleness=0).train([free_running] * 3)
+    cluster = Cluster(plain, ps=1, workers=2, strategy="async", max_staleness=0, rewrites=False)
+    results = cluster.train([free_running] * 2)
     table = results[0][1]
     assert table[:, 0].sum() == table[:, : staleness.BINS].sum() == STEPS
     assert table[:, staleness.MAXIMUM].max() == 0
@@ -432,7 +434,7 @@ def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
 @pytest.mark.parametrize(("ps", "clip_norm"), [(1, None), (2, 0.5), (0, 0.5)])
 def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
     """One worker is late by whole steps; the others never wait for it, and it is in no update."""
-    cluster = Cluster(plain, ps=ps, workers=3, strategy="backup", quorum=2, clip_norm=clip_norm)
+    cluster = Cluster(plain, ps=ps, workers=3, strategy="backup", quorum=2, clip_norm=clip_norm, rewrites=False)
 
     def late(engine: ShardedEngine) -> Any:
         slow = engine.step
@@ -466,7 +468,7 @@ def test_late_gradients_are_counted_for_their_worker():
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_under_async_and_backup_all_workers_stop_soon_after_one_asks(strategy, wire):
-    cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)
+    cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire, rewrites=False)
 
     def until_stopped(asks: bool) -> Callable[[ShardedEngine], int]:
         def train(engine: ShardedEngine) -> int:

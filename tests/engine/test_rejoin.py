@@ -41,7 +41,7 @@ def undisturbed() -> tuple[dict[int, tuple[float, ...]], Snapshot]:
         engine.leave()
         return {result.step: (result.loss, *result.sums) for result in seen[1:]}, last
 
-    return Cluster(workload_of(with_everything), ps=2, workers=2).train([watch] * 2)[0]
+    return Cluster(workload_of(with_everything), ps=2, workers=2, rewrites=False).train([watch] * 2)[0]
 
 
 def dying(
@@ -88,7 +88,7 @@ def dying(
 )
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, worker: int):
     updates, expected = undisturbed()
-    cluster, successor = Cluster(workload_of(with_everything), ps=2, workers=2), {}
+    cluster, successor = Cluster(workload_of(with_everything), ps=2, workers=2, rewrites=False), {}
     functions: list[Any] = [to_the_end, to_the_end]
     moves = {"after its push to the first shard": [0], "after its push to the second shard": [1]}.get(moment, [])
     functions[worker] = dying(cluster, worker, AT_STEPS[moment], successor, moves=moves)
@@ -119,7 +119,7 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
     ],
 )
 def test_under_async_and_backup_a_successor_gets_one_token(strategy: str, moment: str, wire: str):
-    cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)
+    cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire, rewrites=False)
     parts = {
         "before its tokens": AT_STEPS["before its tokens"],
         "with its tokens": lambda engine: engine._step[2],
