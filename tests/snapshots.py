@@ -22,7 +22,14 @@ from trainer.faults.problems import ConfigError, Problem
 
 CHECKOUT = str(Path(__file__).parents[1])
 INDENT = "    "
-ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}\b")
+OTHERWISE_ELSEWHERE = {  # what differs from process to process, or with a line that is added to a test
+    r"(?<=127\.0\.0\.1:)\d{5}\b": "PORT",
+    r"(?<=missing after )\d+(?= s)": "N",
+    r"(?<=this machine trainer ).*": "VERSION",
+    r"\b0x[0-9a-f]{8,}\b": "0x...",
+    r"(?<=, line )\d+(?=: \w+Error)": "N",
+    r"line \d+ column \d+ \(char \d+\)": "line N",
+}
 
 
 def cases(table: dict[str, Any]) -> list[Any]:
@@ -54,12 +61,16 @@ class SnapshotFile:
 def parse(content: str) -> dict[str, str]:
     """Returns the texts of a snapshot file by their names: unindented lines, with the indented text below each."""
     texts: dict[str, list[str]] = {}
-    for line in content.splitlines():
+    for line in content.split("\n"):
         if line and not line.startswith(INDENT):
             texts[line] = lines = []
         else:
             lines.append(line.removeprefix(INDENT))
     return {name: "\n".join(lines).removesuffix("\n") for name, lines in texts.items()}
+
+
+def name_of(item: pytest.Item) -> str:
+    return f"{item.path.name}::{item.name}"
 
 
 def case_of(name: str) -> str:
@@ -83,8 +94,6 @@ class Snapshot:
         self.compared = 0
         self.expected: str | None = None
         self.found = ""
-        if is_rewriting:
-            file.forget(lambda key: case_of(key) == name)
 
     def __eq__(self, value: object) -> bool:
         self.compared += 1
@@ -101,10 +110,10 @@ class Snapshot:
         """Returns the lines of a text or of several, without what differs from machine to machine."""
         if isinstance(value, dict):
             value = [f"{key}: {text}" for key, text in value.items()]
-        text = value if isinstance(value, str) else "\n".join(map(str, value))  # type: ignore[call-overload]
-        for pattern, name in self.places.items():
+        text = "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        for pattern, name in {**self.places, **OTHERWISE_ELSEWHERE}.items():
             text = re.sub(pattern, name, text)
-        return "\n".join(line.rstrip() for line in ADDRESS.sub("0x...", text).rstrip("\n").split("\n"))
+        return "\n".join(line.rstrip() for line in text.rstrip("\n").split("\n"))
 
     def differences(self) -> list[str]:
         """Returns what the comparison that failed found, for pytest to show."""
@@ -124,14 +133,15 @@ class Plugin:
         self.is_rewriting = is_rewriting
         self.files: dict[Path, SnapshotFile] = {}
 
+    def file_of(self, item: pytest.Item) -> SnapshotFile:
+        path = item.path.with_name("messages.txt")
+        return self.files.setdefault(path, SnapshotFile(path))
+
     @pytest.fixture
     def snapshot(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
         """Compares a text, or a list or mapping of texts, with what the folder's messages.txt has of this test."""
-        path = request.path.with_name("messages.txt")
-        file = self.files.setdefault(path, SnapshotFile(path))
         places = {re.escape(str(tmp_path_factory.getbasetemp())) + r"/\w+": "TMP", re.escape(CHECKOUT): "CHECKOUT"}
-        name = f"{request.path.name}::{request.node.name}"
-        return Snapshot(file, name, places, self.is_rewriting)
+        return Snapshot(self.file_of(request.node), name_of(request.node), places, self.is_rewriting)
 
     @pytest.fixture
     def raises(self, snapshot: Snapshot) -> Callable[..., Any]:
@@ -175,13 +185,15 @@ class Plugin:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Forgets the texts of cases that a test no longer has, if all of its cases were asked for."""
         if self.is_rewriting and not any("[" in argument for argument in config.args):
-            names = {f"{item.path.name}::{item.name}" for item in items}
+            names = set(map(name_of, items))
             tests = {name.partition("[")[0] for name in names}
-            for path in {item.path.with_name("messages.txt") for item in items}:
-                self.files[path] = SnapshotFile(path)
-                self.files[path].forget(
-                    lambda key: case_of(key) not in names and case_of(key).partition("[")[0] in tests
-                )
+            for file in set(map(self.file_of, items)):
+                file.forget(lambda key: case_of(key) not in names and case_of(key).partition("[")[0] in tests)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Forgets the texts of a test that is about to write those that it still has."""
+        if self.is_rewriting:
+            self.file_of(item).forget(lambda key: case_of(key) == name_of(item))
 
     def pytest_assertrepr_compare(self, left: object, right: object) -> list[str] | None:
         return right.differences() if isinstance(right, Snapshot) else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from snapshots import Snapshot, SnapshotFile, parse
+
+pytest_plugins = ["pytester"]
 
 TESTS = Path(__file__).parent
 FILES = sorted(TESTS.rglob("messages.txt"))
@@ -39,12 +42,27 @@ def test_another_text_or_one_comparison_too_many_is_a_difference(tmp_path):
     assert reading != "a"
 
 
-def test_a_text_that_is_written_again_replaces_those_of_its_test_alone(tmp_path):
-    for name, text in (("test_a.py::test_b", "b"), ("test_a.py::test_c", "c"), ("test_a.py::test_b", "new")):
-        writing = snapshot(tmp_path, name, is_rewriting=True)
-        assert writing == text
-        writing.file.write()
-    assert SnapshotFile(tmp_path / "messages.txt").texts == {"test_a.py::test_b": "new", "test_a.py::test_c": "c"}
+def test_rewriting_keeps_the_texts_of_tests_that_do_not_run_and_forgets_those_that_are_gone(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    old = ["test_a.py::test_b", "test_a.py::test_b #2", "test_a.py::test_c[1]", "test_a.py::test_c[2]"]
+    (pytester.path / "messages.txt").write_text("".join(f"{name}\n    old\n" for name in old))
+    pytester.makepyfile(
+        test_a="""
+            import pytest
+
+            def test_b(snapshot):
+                assert "new" == snapshot
+
+            @pytest.mark.parametrize("number", [2])
+            def test_c(snapshot, number):
+                assert number == snapshot
+        """
+    )
+    arguments = ["-p", "snapshots", "-p", "no:cacheprovider", "-n", "0", "-k", "test_b"]
+    assert pytester.runpytest_subprocess(*arguments).ret == 1
+    assert pytester.runpytest_subprocess(*arguments, "--rewrite-snapshots").ret == 0
+    texts = SnapshotFile(pytester.path / "messages.txt").texts
+    assert texts == {"test_a.py::test_b": "new", "test_a.py::test_c[2]": "old"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)

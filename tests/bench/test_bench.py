@@ -87,8 +87,8 @@ def test_the_interval_is_the_same_each_time():
     assert ratio([1.0, 1.1, 1.3, 0.9]) == ratio([1.0, 1.1, 1.3, 0.9])
 
 
-def test_no_pairs_have_no_ratio():
-    with pytest.raises(ValueError, match="no pair of windows"):
+def test_no_pairs_have_no_ratio(raises):
+    with raises(ValueError):
         ratio([])
 
 
@@ -231,19 +231,9 @@ def test_an_unknown_row_is_refused_with_the_nearest():
     assert "e.g. rows=[sync/local]" in problems("rows=[sync/locl]")
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("rounds=two", "rounds=two: 'two' is not a whole number\n    e.g. rounds=4"),
-        ("rounds=0", "rounds: 0 is out of range; it must be at least 1\n    e.g. rounds=1"),
-        ("round=1", "round=1: unknown key round\n    did you mean rounds=1?"),
-        ("zzz=1", "zzz=1: unknown key zzz; the config has workloads, rows, rounds"),
-        ("zzz=1", "quick, results\n    python -m bench --help lists all keys"),
-        ("quick", "quick: is not key=value\n    e.g. quick=true"),
-    ],
-)
-def test_an_invalid_option_is_refused(argument, message):
-    assert message in problems(argument)
+@pytest.mark.parametrize("argument", ["rounds=two", "rounds=0", "round=1", "zzz=1", "quick"])
+def test_an_invalid_option_is_refused(argument, snapshot):
+    assert problems(argument) == snapshot
 
 
 def test_patterns_choose_rows():
@@ -362,9 +352,9 @@ def test_the_table_shows_ratios_targets_and_failures():
         assert line in page.splitlines()
 
 
-def test_without_the_plot_library_the_other_results_are_written_and_it_is_named(monkeypatch, tmp_path: Path):
+def test_without_the_plot_library_the_other_results_are_written_and_it_is_named(monkeypatch, tmp_path: Path, snapshot):
     monkeypatch.setattr(plot, "version_of", lambda name: None)
-    assert "matplotlib is not installed" in str(plot.write(RESULTS, tmp_path / "results.svg"))
+    assert str(plot.write(RESULTS, tmp_path / "results.svg")) == snapshot
     assert not (tmp_path / "results.svg").exists()
 
 
@@ -379,27 +369,24 @@ def test_the_ratios_are_drawn(suffix, tmp_path: Path):
 # Contestants at work
 
 
-def test_a_contestant_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path):
+def test_a_contestant_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path, raises):
     with (
         script("print('no luck', flush=True); raise SystemExit(3)", tmp_path / "dies") as dies,
-        pytest.raises(ContestantError, match="script ended with exit code 3") as caught,
+        raises(ContestantError) as caught,
     ):
         dies.wait_for_first_step(STALLED_SECS)
     assert caught.value.log == ["no luck"]
 
 
-def test_a_contestant_that_makes_no_step_has_a_deadline(tmp_path: Path):
-    with (
-        script("import time; time.sleep(600)", tmp_path / "sleeps") as sleeps,
-        pytest.raises(ContestantError, match=r"script made no step within 0\.5 s"),
-    ):
+def test_a_contestant_that_makes_no_step_has_a_deadline(tmp_path: Path, raises):
+    with script("import time; time.sleep(600)", tmp_path / "sleeps") as sleeps, raises(ContestantError):
         sleeps.wait_for_first_step(0.5)
 
 
-def test_a_contestant_that_stops_stepping_fails_its_window(counting: Running, monkeypatch):
+def test_a_contestant_that_stops_stepping_fails_its_window(counting: Running, monkeypatch, raises):
     monkeypatch.setattr(running, "SILENT_SECS", 0.5)
     counting.pause()
-    with pytest.raises(ContestantError, match=r"made no step in 0\.5 s"):
+    with raises(ContestantError):
         counting.next_step()
 
 

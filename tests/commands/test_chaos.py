@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import signal
 import socket
 import struct
@@ -106,36 +105,24 @@ def test_a_fault_is_shown_as_it_is_typed(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "remedy"),
+    ("text", "codes"),
     [
-        (
-            "kil worker:1 @40",
-            "'kil worker:1 @40' does not begin with a fault; available: kill, term, stop",
-            "kill worker:1 @40",
-        ),
-        ("kill worker:1", "'kill worker:1' does not have the form kill TASK [in PLACE] @STEP", "kill worker:1 @40"),
-        (
-            "cut worker:1 @4 for 5s",
-            "does not have the form cut FROM->TO @STEP for SECONDSs",
-            "cut worker:1->ps:0 @60 for 15s",
-        ),
-        ("kill worker:7 @40", "there is no worker:7; available: ps:0, ps:1, worker:0", "type worker:2"),
-        ("kill worker:-1 @40", "there is no worker:-1; available: ps:0", "type worker:1"),
-        ("cut worker:1->ps:4 @4 for 5s", "worker:1->ps:4 is not a link", "worker:2->ps:0"),
-        ("cut ps->worker:1 @4 for 5s", "ps->worker:1 is not a link", "worker:2->ps:0"),
-        ("reset ps:0->ps:0 @4", "ps:0->ps:0 is not a link", "worker:2->ps:0"),
-        ("kill chief @151", "after the last step; the run has train.steps=150", "train.steps=171"),
-        ("kill ps:0 in push @40", "ps:0 never reaches 'push'; its places are take, apply, token", "save-data"),
-        ("kill worker:1 in rename @40", "its places are step, push", "kill chief in save-data @40"),
-        ("kill chief in nowhere @40", "worker:0 never reaches 'nowhere'; its places are step, push, save-data", "@40"),
+        ("kil worker:1 @40", "chaos.schedule/unknown-choice"),
+        ("kill worker:1", "chaos.schedule/malformed"),
+        ("cut worker:1 @4 for 5s", "chaos.schedule/malformed"),
+        ("kill worker:7 @40", "chaos.schedule/unknown-choice"),
+        ("kill worker:-1 @40", "chaos.schedule/unknown-choice"),
+        ("cut worker:1->ps:4 @4 for 5s", "chaos.schedule/unknown-choice"),
+        ("cut ps->worker:1 @4 for 5s", "chaos.schedule/unknown-choice"),
+        ("reset ps:0->ps:0 @4", "chaos.schedule/unknown-choice"),
+        ("kill chief @151", "chaos.schedule/out-of-range"),
+        ("kill ps:0 in push @40", "chaos.schedule/no-match"),
+        ("kill worker:1 in rename @40", "chaos.schedule/no-match"),
+        ("kill chief in nowhere @40", "chaos.schedule/no-match"),
     ],
 )
-def test_a_fault_that_cannot_be_read_is_refused_with_a_remedy(text, message, remedy):
-    with pytest.raises(ConfigError, match=re.escape(message)) as error:
-        parse(text, CLUSTER)
-    (problem,) = error.value.problems
-    assert problem.key == "chaos.schedule"
-    assert remedy in problem.remedy
+def test_a_fault_that_cannot_be_read_is_refused_with_a_remedy(refused, text, codes):
+    refused(codes, parse, text, CLUSTER)
 
 
 def test_all_bad_faults_are_reported_in_one_pass():
@@ -149,8 +136,8 @@ def test_the_override_of_a_schedule_can_be_pasted(text):
     assert quick_config.invoke(["cluster=2ps3w", typed(text).strip("'")]).typed.chaos.schedule == text
 
 
-def test_without_shards_no_task_reaches_a_push():
-    with pytest.raises(ConfigError, match="worker:0 never reaches 'push'; its places are step, save-data"):
+def test_without_shards_no_task_reaches_a_push(raises):
+    with raises(ConfigError):
         parse("kill chief in push @40", LOCAL)
 
 
@@ -190,24 +177,10 @@ def test_every_kind_can_be_drawn_and_repeated_from_its_text(kind):
         assert parse(str(drawn), CLUSTER) == [drawn]
 
 
-@pytest.mark.parametrize(
-    ("targets", "left_out"),
-    [
-        (CLUSTER, []),
-        (
-            WORKERS,
-            [
-                "kill-ps is left out: it needs a ps",
-                "kill-all-ps is left out: it needs two ps",
-                "cut-link is left out: it needs a ps",
-            ],
-        ),
-    ],
-    ids=["ps", "workers"],
-)
-def test_kinds_that_a_cluster_cannot_have_are_left_out_with_the_reason(targets, left_out):
+@pytest.mark.parametrize("targets", [CLUSTER, WORKERS], ids=["ps", "workers"])
+def test_kinds_that_a_cluster_cannot_have_are_left_out_with_the_reason(targets, snapshot):
     can, reasons = random_faults.possible([], targets, by_time=False)
-    assert reasons == left_out
+    assert reasons == snapshot
     assert len(can) + len(reasons) == len(random_faults.KINDS)
 
 
@@ -215,44 +188,38 @@ def test_one_process_can_only_be_killed():
     assert random_faults.possible([], LOCAL, by_time=False)[0] == ["kill-chief", "kill-all", "kill-in-save"]
 
 
-def test_a_soak_has_no_faults_at_a_place():
+def test_a_soak_has_no_faults_at_a_place(snapshot):
     can, reasons = random_faults.possible(["kill-chief", "kill-in-save"], CLUSTER, by_time=True)
     assert can == ["kill-chief"]
-    assert reasons == ["kill-in-save is left out: it happens at a place, not at a time"]
+    assert reasons == snapshot
 
 
 # The config
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "message"),
+    ("overrides", "codes"),
     [
-        ([], "chaos", "from one of chaos.schedule, chaos.random and chaos.minutes; given: none"),
-        (["chaos.random=1", "chaos.minutes=1"], "chaos", "given: chaos.random and chaos.minutes"),
-        (["chaos.random=1", "train.steps=34"], "train.steps", "34 steps leave no room for a random fault"),
-        (
-            ["chaos.random=1", "chaos.kinds=[kill-al]"],
-            "chaos.kinds",
-            "unknown kind of fault 'kill-al'; available: kill-worker",
-        ),
-        (["chaos.random=1", "chaos.kinds=[kill-ps]"], "chaos.kinds", "kill-ps is left out: it needs a ps"),
-        (["chaos.minutes=1", "chaos.kinds=[kill-in-save]"], "chaos.kinds", "it happens at a place, not at a time"),
-        (['chaos.schedule="kill ps:0 @40"'], "chaos.schedule", "there is no ps:0; available: worker:0, worker:1"),
-        (["chaos.random=1", "job=worker", "task=0"], "mode", "mode=chaos starts every task itself"),
+        ([], "chaos/conflict"),
+        (["chaos.random=1", "chaos.minutes=1"], "chaos/conflict"),
+        (["chaos.random=1", "train.steps=34"], "train.steps/out-of-range"),
+        (["chaos.random=1", "chaos.kinds=[kill-al]"], "chaos.kinds/unknown-choice"),
+        (["chaos.random=1", "chaos.kinds=[kill-ps]"], "chaos.kinds/no-match"),
+        (["chaos.minutes=1", "chaos.kinds=[kill-in-save]"], "chaos.kinds/no-match"),
+        (['chaos.schedule="kill ps:0 @40"'], "chaos.schedule/unknown-choice"),
+        (["chaos.random=1", "job=worker", "task=0"], "mode/conflict"),
     ],
 )
-def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, message):
+def test_a_config_that_makes_no_faults_is_a_problem(refused, overrides, codes):
     given = quick_config.invoke(["mode=chaos", "cluster=2w", *overrides])
-    (problem,) = check.check(given.config, given.typed.chaos)
-    assert problem.key == key
-    assert message in problem.message
+    refused(codes, check.check, given.config, given.typed.chaos)
 
 
-def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path):
+def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path, snapshot):
     (tmp_path / "unbroken").mkdir()
     given = quick_config.invoke(["mode=chaos", "chaos.random=1", f"run={tmp_path}"])
     (problem,) = check.check(given.config, given.typed.chaos)
-    assert "holds an earlier run" in problem.message
+    assert problem.message == snapshot
 
 
 def test_a_soak_has_no_last_step_and_a_budget_for_each_fault():
@@ -731,9 +698,9 @@ def test_a_task_that_grows_is_named(cluster: Cluster):
     ]
 
 
-def test_a_task_that_leaves_files_open_is_named(cluster: Cluster):
+def test_a_task_that_leaves_files_open_is_named(cluster: Cluster, snapshot):
     growth = samples(cluster, lambda second: 300, lambda second: 40 + second)
-    assert "ps:0 had 54 files open, and later 114" in growth
+    assert growth == snapshot
 
 
 def test_a_short_attempt_is_not_checked_for_growth(cluster: Cluster):
@@ -772,18 +739,18 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
 
 
 @pytest.mark.parametrize(
-    ("code", "measured", "problems"),
+    ("code", "measured"),
     [
-        (0, [Recovery(KILL, 40, 25.9, 0)], []),
-        (0, [Recovery(KILL, 40, None, 0)], ["'kill worker:1 @40' came too late: the run ended before it recovered"]),
-        (0, [Recovery(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
-        (0, [], ["'kill worker:1 @40' did not happen"]),
-        (69, [Recovery(KILL, 40, 3.0, 0)], ["it ended with 69; see launcher.log"]),
+        (0, [Recovery(KILL, 40, 25.9, 0)]),
+        (0, [Recovery(KILL, 40, None, 0)]),
+        (0, [Recovery(KILL, 40, 26.1, 0)]),
+        (0, []),
+        (69, [Recovery(KILL, 40, 3.0, 0)]),
     ],
     ids=["in time", "at the end", "too slow", "no fault", "failed"],
 )
-def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, problems):
-    assert report.judge(code, [KILL], measured, budget_of("cluster=2ps3w")) == problems
+def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, snapshot):
+    assert report.judge(code, [KILL], measured, budget_of("cluster=2ps3w")) == snapshot
 
 
 def test_a_run_may_end_while_a_link_is_slow():
@@ -809,27 +776,25 @@ def test_runs_with_the_same_bits_do_not_differ(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("digest", "losses", "accuracies", "differences"),
+    ("digest", "losses", "accuracies"),
     [
-        ("decaf", [0.3, 0.2], [0.4, 0.5], ["params_sha256 is decaf..., but the unbroken run has c0ffee..."]),
-        ("c0ffee", [0.3, 0.20000001], [0.4, 0.5], ["{} differs in 1 line, first at step 2"]),
-        ("c0ffee", [0.3, 0.2], [0.0, 0.5], ["{} differs in 1 line, first at step 1"]),
-        ("c0ffee", [0.3], [0.4], ["{} differs in 1 line, first at step 2"]),
+        ("decaf", [0.3, 0.2], [0.4, 0.5]),
+        ("c0ffee", [0.3, 0.20000001], [0.4, 0.5]),
+        ("c0ffee", [0.3, 0.2], [0.0, 0.5]),
+        ("c0ffee", [0.3], [0.4]),
     ],
     ids=["parameters", "a loss", "a metric", "a line is missing"],
 )
-def test_the_difference_of_two_runs_is_named(digest, losses, accuracies, differences, tmp_path: Path):
+def test_the_difference_of_two_runs_is_named(digest, losses, accuracies, tmp_path: Path, snapshot):
     unbroken = leave_run(tmp_path / "unbroken", "c0ffee", [0.3, 0.2], [0.4, 0.5])
-    files = ("history.jsonl", "evaluations.jsonl") if "{}" in differences[0] else ("",)
-    expected = [text.format(file) for file in files for text in differences]
-    assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses, accuracies)) == expected
+    assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses, accuracies)) == snapshot
 
 
-def test_a_step_that_was_reported_twice_is_a_difference(tmp_path: Path):
+def test_a_step_that_was_reported_twice_is_a_difference(tmp_path: Path, snapshot):
     one, other = (leave_run(tmp_path / name, "c0ffee", [0.3, 0.2]) for name in "ab")
     with (other / "history.jsonl").open("a") as file:
         file.write('{"step": 2, "loss": 0.2}\n')
-    assert report.differences(one, other) == ["history.jsonl differs in 1 line, first at step 2"]
+    assert report.differences(one, other) == snapshot
 
 
 def outcome(kind: str, number: int, measured: list[Recovery], problems: tuple[str, ...] = ()) -> FaultOutcome:

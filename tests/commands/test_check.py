@@ -72,19 +72,10 @@ def test_a_run_that_continues_another_has_the_lines_of_both():
 
 
 @pytest.mark.parametrize(
-    ("steps", "problem"),
-    [
-        ([3, 9, 10], "no line of step 6"),
-        ([], "no line of 4 steps: 3, 6, 9-10"),
-        ([3, 6, 9], "no line of step 10"),
-        ([3, 6, 6, 9, 10], "a line of step 6 follows one of step 6"),
-        ([3, 6, 3, 9, 10], "a line of step 3 follows one of step 6"),
-        ([3, 6, 7, 9, 10], "a line of step 7, which is not expected"),
-        ([3, 6, 9, 10, 12], "a line of step 12, which is not expected"),
-    ],
+    "steps", [[3, 9, 10], [], [3, 6, 9], [3, 6, 6, 9, 10], [3, 6, 3, 9, 10], [3, 6, 7, 9, 10], [3, 6, 9, 10, 12]]
 )
-def test_lines_that_are_missing_twice_or_too_many_are_named(steps, problem):
-    assert invariants.check_history(steps, begin=0, end=10, every=3, last=10) == [problem]
+def test_lines_that_are_missing_twice_or_too_many_are_named(steps, snapshot):
+    assert invariants.check_history(steps, begin=0, end=10, every=3, last=10) == snapshot
 
 
 # ---- gradients
@@ -109,18 +100,14 @@ def test_a_worker_pushes_for_all_its_replicas():
     assert invariants.check_pushes([both], UNBROKEN, replicas=2, begin=0, end=1) == []
 
 
-def test_a_replica_without_a_gradient_is_named_with_its_updates():
+def test_a_replica_without_a_gradient_is_named_with_its_updates(snapshot):
     workers = [pushes(1, 0, *range(9)), pushes(1, 1, 0, 4, 5, 8)]
-    assert invariants.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=9) == [
-        "5 updates: 2-4, 7-8 of generation 1 had no gradient of replica 1"
-    ]
+    assert invariants.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=9) == snapshot
 
 
-def test_a_gradient_of_an_undone_generation_does_not_count():
+def test_a_gradient_of_an_undone_generation_does_not_count(snapshot):
     workers = [pushes(1, 0, *range(6)) + pushes(2, 0, 4, 5, 6), pushes(1, 1, *range(6)) + pushes(2, 1, 5, 6)]
-    assert invariants.check_pushes(workers, RELOADED, replicas=2, begin=0, end=7) == [
-        "update 5 of generation 2 had no gradient of replica 1"
-    ]
+    assert invariants.check_pushes(workers, RELOADED, replicas=2, begin=0, end=7) == snapshot
 
 
 def test_gradients_of_an_earlier_run_are_not_expected():
@@ -141,23 +128,21 @@ def test_the_last_push_of_a_killed_worker_need_not_be_recorded(events):
     assert invariants.check_pushes([pushes(1, 0, 0, 1, 2), events], UNBROKEN, replicas=2, begin=0, end=3) == []
 
 
-def test_a_worker_that_joins_two_steps_further_has_missed_one():
+def test_a_worker_that_joins_two_steps_further_has_missed_one(snapshot):
     events = [join(0, 1), *pushes(1, 1, 0), join(3, 1), *pushes(1, 1, 3)]
-    assert invariants.check_pushes([pushes(1, 0, 0, 1, 2, 3), events], UNBROKEN, replicas=2, begin=0, end=4) == [
-        "2 updates: 2-3 of generation 1 had no gradient of replica 1"
-    ]
+    assert invariants.check_pushes([pushes(1, 0, 0, 1, 2, 3), events], UNBROKEN, replicas=2, begin=0, end=4) == snapshot
 
 
-def test_an_earlier_launch_without_recorded_steps_is_not_checked():
+def test_an_earlier_launch_without_recorded_steps_is_not_checked(snapshot):
     reloads, workers = {1: 0, 2: 20}, [pushes(2, 0, 20, 21)]
     assert invariants.check_pushes(workers, reloads, replicas=1, begin=20, end=22) == []
     (problem,) = invariants.check_pushes(workers, reloads, replicas=1, begin=0, end=22)
-    assert problem == "20 updates: 1-20 of generation 1 had no gradient of replica 0"
+    assert problem == snapshot
 
 
-def test_without_a_reload_the_pushes_cannot_be_checked():
+def test_without_a_reload_the_pushes_cannot_be_checked(snapshot):
     (problem,) = invariants.check_pushes([pushes(1, 0, 0)], {}, replicas=1, begin=0, end=1)
-    assert problem.startswith("no reload is recorded")
+    assert problem == snapshot
 
 
 # ---- shards
@@ -170,27 +155,25 @@ def test_a_host_may_go_back_with_an_announced_load():
 
 
 @pytest.mark.parametrize(
-    ("events", "problem"),
+    "events",
     [
-        ([load(1, 0), *updates(1, 1, 2, 1)], "ps:0 went from step 2 to step 1 without loading a checkpoint"),
-        ([load(1, 0), *updates(1, 1, 1)], "ps:0 went from step 1 to step 1 without loading a checkpoint"),
-        ([load(1, 0), *updates(1, 1, 3)], "ps:0 went from step 1 to step 3 without loading a checkpoint"),
-        (updates(1, 1, 2), "ps:0 made update 1 without loading generation 1"),
-        ([load(1, 0), *updates(1, 1), *updates(2, 5, 6)], "ps:0 made update 5 without loading generation 2"),
-        ([load(2, 4), load(1, 0)], "ps:0 loaded generation 1 after generation 2"),
-        ([load(1, 0), load(1, 0)], "ps:0 loaded generation 1 after generation 1"),
-        ([load(3, 0)], "ps:0 loaded generation 3 at step 0, and the chief announced no such reload"),
-        ([load(1, 0), load(2, 3)], "ps:0 loaded generation 2 at step 3, and the chief announced step 4"),
+        [load(1, 0), *updates(1, 1, 2, 1)],
+        [load(1, 0), *updates(1, 1, 1)],
+        [load(1, 0), *updates(1, 1, 3)],
+        updates(1, 1, 2),
+        [load(1, 0), *updates(1, 1), *updates(2, 5, 6)],
+        [load(2, 4), load(1, 0)],
+        [load(1, 0), load(1, 0)],
+        [load(3, 0)],
+        [load(1, 0), load(2, 3)],
     ],
 )
-def test_a_host_with_unannounced_steps_is_named(events, problem):
-    assert invariants.check_host("ps:0", events, RELOADED) == [problem]
+def test_a_host_with_unannounced_steps_is_named(events, snapshot):
+    assert invariants.check_host("ps:0", events, RELOADED) == snapshot
 
 
-def test_a_host_that_ends_at_another_step_is_named():
-    assert invariants.check_host_end("ps:1", [load(1, 0), *updates(1, 1, 2)], 3) == [
-        "ps:1 ended at step 2, the run at step 3"
-    ]
+def test_a_host_that_ends_at_another_step_is_named(snapshot):
+    assert invariants.check_host_end("ps:1", [load(1, 0), *updates(1, 1, 2)], 3) == snapshot
 
 
 # ---- the chief
@@ -207,19 +190,19 @@ def test_a_checkpoint_may_have_a_name_of_the_users_own():
 
 
 @pytest.mark.parametrize(
-    ("events", "problem"),
+    "events",
     [
-        ([reload(1, 5)], "generation 1 began anew, at step 5"),
-        ([reload(1, 5, "a/000000004")], "generation 1 began at step 5, from the checkpoint a/000000004"),
-        ([reload(2, 0), reload(2, 0)], "generation 2 was loaded after generation 2"),
-        ([reload(2, 0), reload(1, 0)], "generation 1 was loaded after generation 2"),
-        ([reload(1, 0), reload(2, 0), save(1, 8)], "step 8 was saved by generation 1 while generation 2 was the last"),
-        ([reload(1, 0), save(1, 8), save(1, 4)], "step 4 of generation 1 was saved after step 8"),
-        ([reload(1, 0), Adopt(2, 3)], "the chief took over generation 2, and generation 1 was the last one loaded"),
+        [reload(1, 5)],
+        [reload(1, 5, "a/000000004")],
+        [reload(2, 0), reload(2, 0)],
+        [reload(2, 0), reload(1, 0)],
+        [reload(1, 0), reload(2, 0), save(1, 8)],
+        [reload(1, 0), save(1, 8), save(1, 4)],
+        [reload(1, 0), Adopt(2, 3)],
     ],
 )
-def test_a_chief_that_breaks_a_promise_is_quoted(events, problem):
-    assert invariants.check_chief(events) == [problem]
+def test_a_chief_that_breaks_a_promise_is_quoted(events, snapshot):
+    assert invariants.check_chief(events) == snapshot
 
 
 # ---- processes
@@ -246,15 +229,13 @@ def test_a_run_that_was_stopped_may_end_with_143():
     assert attempts(*events) == ["worker:1 ended with code 143"]
 
 
-def test_two_processes_of_one_task_are_a_problem():
+def test_two_processes_of_one_task_are_a_problem(snapshot):
     events = [*map(start, WORKERS), start("worker:0", 1), *map(ended, WORKERS)]
-    assert attempts(*events) == ["worker:0 was started as attempt 1 while attempt 0 was still running"]
+    assert attempts(*events) == snapshot
 
 
-def test_an_end_without_a_start_is_a_problem():
-    assert attempts(*map(start, WORKERS), *map(ended, WORKERS), ended("worker:1")) == [
-        "worker:1 ended with code 0 and had not been started"
-    ]
+def test_an_end_without_a_start_is_a_problem(snapshot):
+    assert attempts(*map(start, WORKERS), *map(ended, WORKERS), ended("worker:1")) == snapshot
 
 
 def test_a_process_that_never_ended_is_a_problem():
@@ -305,16 +286,16 @@ def change_lines(path: Path, change: Callable[[list[str]], list[str]]) -> None:
     path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
 
 
-def test_a_missing_directory_is_missing_input(tmp_path):
+def test_a_missing_directory_is_missing_input(tmp_path, snapshot):
     done = ask(f"run={tmp_path}/none")
     assert done.returncode == 66
-    assert f"{tmp_path}/none/config.yaml does not exist; run=PATH must name the directory of a run" in done.stderr
+    assert done.stderr == snapshot
 
 
-def test_no_directory_is_a_config_error():
+def test_no_directory_is_a_config_error(snapshot):
     done = ask()
     assert done.returncode == 2
-    assert "run: trainer check needs a run directory\n    e.g. run=runs/mine" in done.stderr
+    assert done.stderr == snapshot
 
 
 @pytest.mark.long

@@ -79,12 +79,9 @@ def test_a_library_that_is_missing_or_too_old_is_a_problem():
     assert (verdict.level, verdict.remedy) == (PROBLEM, CPU_WHEELS)
 
 
-def test_tensorflow_that_imports_is_fine():
+def test_tensorflow_that_imports_is_fine(snapshot):
     findings = software.tensorflow({"tensorflow": "2.21.0"}, Answer(0, "noise\n" + json.dumps(IMPORTED)))
-    assert findings == [
-        Finding(OK, "tensorflow", "tensorflow 2.21.0"),
-        Finding(OK, "import", "TensorFlow and Keras in 2.5 s, CUDA build"),
-    ]
+    assert findings == snapshot
 
 
 def test_a_missing_tensorflow_is_one_problem():
@@ -99,20 +96,19 @@ def test_two_tensorflows_in_one_place_are_a_problem():
 
 
 @pytest.mark.parametrize(
-    ("imported", "level", "reason"),
+    ("imported", "level"),
     [
-        (Answer(1, "", "Traceback\nImportError: libfoo.so.1: cannot open"), PROBLEM, "ImportError: libfoo.so.1"),
-        (Answer(-4), PROBLEM, "ended by signal 4, an instruction this processor lacks"),
-        (Answer(None), WARNING, "takes longer than the doctor waits"),
-        (Answer(0, json.dumps(IMPORTED | {"backend": "jax"})), PROBLEM, "Keras computes with jax"),
+        (Answer(1, "", "Traceback\nImportError: libfoo.so.1: cannot open"), PROBLEM),
+        (Answer(-4), PROBLEM),
+        (Answer(None), WARNING),
+        (Answer(0, json.dumps(IMPORTED | {"backend": "jax"})), PROBLEM),
     ],
     ids=["no library", "no instruction", "slow", "another backend"],
 )
-def test_a_broken_import_says_how_it_ended(imported, level, reason):
+def test_a_broken_import_says_how_it_ended(imported, level, snapshot):
     verdict = software.tensorflow({"tensorflow-cpu": "2.21.0"}, imported)[1]
     assert verdict.level is level
-    assert reason in verdict.message
-    assert verdict.remedy
+    assert verdict == snapshot
 
 
 def test_gpus_are_listed_with_the_driver_and_their_processes():
@@ -122,18 +118,18 @@ def test_gpus_are_listed_with_the_driver_and_their_processes():
     assert first == Finding(OK, "GPU 0", text)
 
 
-def test_a_nearly_full_gpu_names_its_largest_process_and_an_emptier_gpu():
+def test_a_nearly_full_gpu_names_its_largest_process_and_an_emptier_gpu(snapshot):
     full = gpu_findings(Answer(0, GPUS))[2]
     assert full.level is WARNING
     assert "512 of 40,960 MiB free; pid 4242 python (38,000 MiB)" in full.message
-    assert "pid 4243 /opt/app, with a comma (1,400 MiB)" in full.message
-    assert full.remedy == "kill 4242, if it is yours, or type device.gpus={worker:[0]}"
+    assert full.message == snapshot
+    assert full.remedy == snapshot
 
 
-def test_a_full_gpu_whose_processes_are_hidden_is_a_warning():
+def test_a_full_gpu_whose_processes_are_hidden_is_a_warning(snapshot):
     findings = gpus.gpus(Answer(0, GPUS), Answer(0, ""), None, device_files=2, wanted=False)
     assert (findings[0].message, findings[2].level) == ("NVIDIA 550.90.07", WARNING)
-    assert "not seen from here" in findings[2].message
+    assert findings[2].message == snapshot
 
 
 def test_a_gpu_with_unknown_memory_is_fine():
@@ -199,12 +195,12 @@ def test_a_limit_below_one_core_is_a_warning():
     assert machine.cores(1, 8, 0.5).level is WARNING
 
 
-def test_memory_counts_the_cgroup():
+def test_memory_counts_the_cgroup(snapshot):
     meminfo = {"MemTotal": 16 * 2**30, "MemAvailable": 8 * 2**30}
     assert machine.memory(meminfo, None, 0) == Finding(OK, "memory", "8.00 GiB of 16.00 GiB available")
     verdict = machine.memory(meminfo, 2 * 2**30, 3 * 2**29)
     assert verdict.level is WARNING
-    assert "a cgroup's limit of 2.00 GiB, 1.50 GiB in use" in verdict.message
+    assert verdict.message == snapshot
     assert machine.memory({}, None, 0).level is WARNING
 
 
@@ -221,17 +217,17 @@ def test_a_proxy_for_grpc_itself_is_a_warning():
     assert (verdict.level, verdict.remedy, "secret" in verdict.message) == (WARNING, 'export grpc_proxy=""', False)
 
 
-def test_taken_ports_are_problems_and_ephemeral_ones_are_warnings():
+def test_taken_ports_are_problems_and_ephemeral_ones_are_warnings(snapshot):
     local = [Port(2222, "ps[0]", "Address already in use"), Port(40000, "worker[0]", None)]
     findings = network.ports(local, 1, {"nowhere": "Name or service not known"}, "32768\t60999\n")
     assert levels(findings) == [("addresses", WARNING), ("addresses", PROBLEM), ("addresses", WARNING)]
-    assert findings[1].message == "port 2222 of ps[0] is not free: Address already in use"
+    assert findings[1].message == snapshot
     assert findings[2].remedy.startswith("choose ports below 31768")
 
 
-def test_free_ports_and_tasks_elsewhere_are_on_one_line():
+def test_free_ports_and_tasks_elsewhere_are_on_one_line(snapshot):
     findings = network.ports([Port(2222, "ps[0]", None), Port(3222, "its page", None)], 3, {}, None)
-    assert findings == [Finding(OK, "addresses", "2222 and 3222 of this machine are free; 3 tasks on other machines")]
+    assert findings == snapshot
     assert network.ports([], 0, {}, None) == []
 
 
@@ -259,21 +255,17 @@ def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level
     assert bool(finding.remedy) is (level is not OK)
 
 
-def test_the_setting_that_forbids_user_namespaces_is_named():
+def test_the_setting_that_forbids_user_namespaces_is_named(snapshot):
     settings = {"user.max_user_namespaces": "96365\n", "kernel.apparmor_restrict_unprivileged_userns": "1\n"}
     verdict = network.isolation("this system refuses it (unshare: Permission denied)", settings)
-    assert verdict.message.endswith(": this system refuses it (unshare: Permission denied)")
+    assert verdict.message == snapshot
     assert verdict.remedy == "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
 
 
-def test_only_nccl_uses_shared_memory():
-    assert machine.shared_memory(2**26, 0).message == "64.0 MiB; only NCCL between several GPUs uses it"
-    assert machine.shared_memory(None, 0).message == "missing; only NCCL between several GPUs needs it"
-    verdict = machine.shared_memory(2**26, 2)
-    assert (verdict.message, verdict.remedy.partition(",")[0]) == (
-        "64.0 MiB; NCCL needs more between 2 GPUs",
-        "docker run --shm-size=1g",
-    )
+def test_only_nccl_uses_shared_memory(snapshot):
+    assert machine.shared_memory(2**26, 0).message == snapshot
+    assert machine.shared_memory(None, 0).message == snapshot
+    assert machine.shared_memory(2**26, 2) == snapshot
 
 
 @pytest.mark.parametrize("key", finding.OTHER_LINES)
@@ -325,24 +317,20 @@ esac
 """
 
 
-def test_an_old_docker_without_gpus_is_reported_with_the_requirements(tmp_path, monkeypatch):
+def test_an_old_docker_without_gpus_is_reported_with_the_requirements(tmp_path, monkeypatch, snapshot):
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert [(one.what, one.level, one.message) for one in probe.check_docker(1)] == [
-        ("docker", WARNING, "engine 19.03.15; containers need 20.10 or newer"),
-        ("compose", WARNING, "2.20.3; containers need 2.27 or newer"),
-        ("docker GPUs", WARNING, "no nvidia runtime, only runc"),
-    ]
+    assert [(one.what, one.level, one.message) for one in probe.check_docker(1)] == snapshot
     remedies = [one.remedy for one in probe.check_docker(1)]
-    assert remedies[0] == "install the package docker-ce from Docker's own repository"
-    assert remedies[1] == "install the package docker-compose-plugin from Docker's own repository"
-    assert remedies[2].startswith("install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure")
+    assert remedies[0] == snapshot
+    assert remedies[1] == snapshot
+    assert remedies[2] == snapshot
 
 
-def test_a_machine_without_docker_is_fine(tmp_path, monkeypatch):
+def test_a_machine_without_docker_is_fine(tmp_path, monkeypatch, snapshot):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe.check_docker(1) == [Finding(OK, "docker", "not installed; only runs in containers need it")]
+    assert probe.check_docker(1) == snapshot
 
 
 def test_an_engine_that_is_down_differs_from_one_without_permission():
@@ -400,11 +388,9 @@ def test_ports_of_this_machine_are_tried():
         if port + 1000 > 65535:
             pytest.skip("the status page's port would be too high")
         local, elsewhere, unknown = probe.locate({"ps": [f"127.0.0.1:{port}", "192.0.2.1:2222", "not an address"]})
-    assert [(port_of_task.number, port_of_task.whose) for port_of_task in local] == [
-        (port, "cluster.addresses.ps[0]"),
-        (port + 1000, "the status page of cluster.addresses.ps[0]"),
-    ]
-    assert local[0].taken_because == "Address already in use"
+    assert [one.number for one in local] == [port, port + 1000]
+    assert [one.whose.rpartition(" ")[2] for one in local] == ["cluster.addresses.ps[0]"] * 2
+    assert "already in use" in local[0].taken_because
     assert (elsewhere, unknown) == (1, {})
 
 
@@ -418,8 +404,8 @@ def test_trying_the_run_directory_leaves_nothing_behind(tmp_path):
 def test_a_run_directory_that_cannot_be_written_is_a_problem():
     verdict = probe.check_run_directory(Path("/sys/kernel/mine"))
     assert verdict.level is PROBLEM
-    assert verdict.message.startswith("/sys/kernel/mine cannot be written: /sys/kernel: ")
-    assert verdict.remedy.startswith("run=/a/folder/of/yours, or sudo mkdir -p /sys/kernel/mine")
+    assert "/sys/kernel/mine" in verdict.message
+    assert "sudo mkdir -p /sys/kernel/mine" in verdict.remedy
 
 
 def test_a_run_directory_below_a_file_is_a_problem(tmp_path):

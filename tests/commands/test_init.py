@@ -61,21 +61,15 @@ def test_an_empty_folder_is_filled(tmp_path: Path, python: Forks):
 
 
 @pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["init"], "project: trainer init needs a folder to make"),
-        (["init", "full"], "project: full is not empty: it holds README.md"),
-        (["init", "full/README.md"], "project: full/README.md is a file"),
-        (["init", "full/README.md/mine"], "trainer: project: full/README.md/mine cannot be used: Not a directory"),
-        (["init", "a", "b"], "b: is not key=value"),
-    ],
+    "words",
+    [["init"], ["init", "full"], ["init", "full/README.md"], ["init", "full/README.md/mine"], ["init", "a", "b"]],
 )
-def test_what_cannot_be_made_is_refused_and_nothing_changes(tmp_path: Path, python: Forks, words, answer):
+def test_what_cannot_be_made_is_refused_and_nothing_changes(tmp_path: Path, python: Forks, snapshot, words):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "README.md").write_text("mine")
     ended = python.run("-m", "trainer", *words, cwd=tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr.startswith(answer)
+    assert ended.stderr == snapshot
     assert (names(tmp_path), names(tmp_path / "full")) == (["full"], ["README.md"])
     assert (tmp_path / "full" / "README.md").read_text() == "mine"
 

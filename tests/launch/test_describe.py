@@ -113,10 +113,10 @@ def test_a_damaged_cache_is_asked_again(cache):
     assert describe(question(), describe_small) == SMALL
 
 
-def test_a_run_needs_no_cache_that_can_be_written(cache, capsys):
+def test_a_run_needs_no_cache_that_can_be_written(cache, capsys, snapshot):
     cache.write_text("a file where the folder should be")
     assert describe(question(), describe_small) == SMALL
-    assert "the model's description is not cached" in capsys.readouterr().err
+    assert capsys.readouterr().err == snapshot
 
 
 def test_a_failure_is_not_cached():
@@ -241,22 +241,20 @@ def test_wrong_model_options_list_the_allowed_ones():
     assert [problem.key for problem in raised.value.problems] == ["model=cnn data=mnist_10k"]
 
 
-def test_an_unknown_model_lists_the_models(tmp_path):
-    with pytest.raises(ConfigError, match="model.name=ccn is not a model; .* did you mean cnn"):
+def test_an_unknown_model_lists_the_models(tmp_path, raises):
+    with raises(ConfigError):
         describe(question("ccn"), answer)
 
 
-def test_an_unknown_name_is_refused_with_the_users_file(tmp_path):
+def test_an_unknown_name_is_refused_with_the_users_file(tmp_path, raises):
     (tmp_path / "mine.py").write_text("def small(input_shape, classes): ...\n")
-    with pytest.raises(
-        ConfigError, match=r"smal is neither a function of .*mine\.py nor one of cnn, ctr, mlp, oracle,"
-    ):
+    with raises(ConfigError):
         describe(question("smal", user=tmp_path / "mine.py"), answer)
 
 
-def test_a_function_that_returns_no_model_is_refused(tmp_path):
+def test_a_function_that_returns_no_model_is_refused(tmp_path, raises):
     (tmp_path / "mine.py").write_text("def small(input_shape, classes): return 3\n")
-    with pytest.raises(ConfigError, match=r"model small returned a int; return a keras\.Model"):
+    with raises(ConfigError):
         describe(question("small", user=tmp_path / "mine.py"), answer)
 
 

@@ -31,46 +31,34 @@ IN_USE = 'Conflict. The container name "/a1" is already in use by container "a0c
 
 
 @pytest.mark.parametrize(
-    ("error", "meaning", "remedy"),
+    "error",
     [
-        (NO_SOCKET, "no Docker engine answers (No such file or directory)", "sudo systemctl start docker"),
-        (REFUSED, "no Docker engine answers (Connection refused)", "leave launch=docker out"),
-        (NO_PERMISSION, "this user may not use the Docker engine", "sudo usermod -aG docker $USER"),
-        ("No such image: mine:1", "there is no image mine:1 on this machine", "make image"),
-        (
-            'could not select device driver "nvidia" with capabilities: [[gpu]]',
-            "cannot give a container GPUs",
-            "nvidia-ctk",
-        ),
-        (IN_USE, "another container has the name", "docker rm"),
-        ("Minimum memory limit allowed is 6MB", "too little memory for a container", "container.memory_mib"),
-        ("OCI runtime create failed: cannot allocate memory", "too little memory", "smaller cluster="),
-        ("all predefined address pools have been fully subnetted", "no free network left", "docker network prune"),
-        ("write /var/lib/docker/x: no space left on device", "the engine's disk is full", "docker system prune"),
-        ('invalid mount config for type "bind": bind source path does not exist: /x', "cannot see a path", "/x"),
-        ("something new", "the Docker engine says: something new", ""),
+        NO_SOCKET,
+        REFUSED,
+        NO_PERMISSION,
+        "No such image: mine:1",
+        'could not select device driver "nvidia" with capabilities: [[gpu]]',
+        IN_USE,
+        "Minimum memory limit allowed is 6MB",
+        "OCI runtime create failed: cannot allocate memory",
+        "all predefined address pools have been fully subnetted",
+        "write /var/lib/docker/x: no space left on device",
+        'invalid mount config for type "bind": bind source path does not exist: /x',
+        "something new",
     ],
 )
-def test_an_error_of_docker_becomes_one_sentence_with_a_remedy(error, meaning, remedy):
+def test_an_error_of_docker_becomes_one_sentence_with_a_remedy(error, snapshot):
     text = explain(RuntimeError(error), image="mine:1")
-    assert meaning in text
-    assert remedy in text
     assert "\n" not in text
+    assert text == snapshot
 
 
 def test_a_docker_error_ends_a_run_with_69():
     assert exit_codes.exit_code_of(DockerError("stopped")) == exit_codes.UNAVAILABLE
 
 
-@pytest.mark.parametrize(
-    ("host", "message"),
-    [
-        ("unix:///no/such.sock", "no Docker engine answers (No such file or directory)"),
-        ("tcp://10.0.0.1:2375", "DOCKER_HOST=tcp://10.0.0.1:2375 may be another machine's engine"),
-        ("ssh://gpu-a", "unset it, or type trainer render there"),
-    ],
-)
-def test_without_docker_nothing_is_started(host, message, tmp_path: Path):
+@pytest.mark.parametrize("host", ["unix:///no/such.sock", "tcp://10.0.0.1:2375", "ssh://gpu-a"])
+def test_without_docker_nothing_is_started(host, tmp_path: Path, snapshot):
     ended = subprocess.run(
         [sys.executable, "-m", "trainer", "cluster=1ps1w", "launch=docker"],
         cwd=tmp_path,
@@ -81,8 +69,7 @@ def test_without_docker_nothing_is_started(host, message, tmp_path: Path):
         check=False,
     )
     assert ended.returncode == 69, ended.stderr
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr == snapshot
     assert list(tmp_path.iterdir()) == []
 
 

@@ -33,25 +33,17 @@ def test_hosts_that_are_alike_have_no_problem():
     assert problems(a=ALIKE, b=replace(ALIKE, cores=2, gpus=4)) == []
 
 
-@pytest.mark.parametrize(
-    ("different", "message"),
-    [
-        ({"sees_run": False}, "b: the run directory is not the one that this machine has"),
-        ({"version": "trainer 0.0.1 (Python 3.8.0)"}, "b has trainer 0.0.1 (Python 3.8.0), this machine trainer "),
-        ({"code": "0"}, "b runs different trainer code"),
-    ],
-)
-def test_what_is_different_on_a_host_is_named(different: dict, message: str):
-    (problem,) = problems(a=ALIKE, b=replace(ALIKE, **different))
-    assert problem.startswith(f"cluster.hosts: {message}")
+@pytest.mark.parametrize("different", [{"sees_run": False}, {"version": "trainer 0.0.1 (Python 3.8.0)"}, {"code": "0"}])
+def test_what_is_different_on_a_host_is_named(different: dict, snapshot):
+    assert problems(a=ALIKE, b=replace(ALIKE, **different)) == snapshot
 
 
-def test_gpus_that_a_host_lacks_are_refused():
+def test_gpus_that_a_host_lacks_are_refused(snapshot):
     config = load(["cluster=2ps2w", "cluster.hosts=[a,b]", "launch=ssh", "device.gpus={worker:[1]}"])
     config, problems = resolve_hosts(config, Mode.train)
     assert problems == []
     found = [*launcher._check_gpus(config, {"a": replace(ALIKE, gpus=2), "b": ALIKE})]
-    assert [one.message for one in found] == ["worker:1 is assigned GPU 1, but b has only 0 GPUs"]
+    assert [one.message for one in found] == snapshot
 
 
 SCRIPTED = """
@@ -139,13 +131,13 @@ def test_a_host_whose_nursery_hangs_is_lost(monkeypatch):
         assert (ended.name, ended.pid, ended.why) == ("worker:0", started.pid, "a was lost: it does not answer")
 
 
-def test_a_host_that_is_not_there_is_named_with_what_the_command_said(tmp_path: Path):
+def test_a_host_that_is_not_there_is_named_with_what_the_command_said(tmp_path: Path, snapshot):
     def connect(order: NurseryOrder) -> Connection:
         return ScriptedConnection("import sys; sys.exit('ssh: Could not resolve hostname b')", order)
 
     with HostTasks([NurseryOrder("b", "/x", "t")], connect) as tasks, pytest.raises(PeerError) as raised:
         tasks.hosts(30)
-    assert str(raised.value) == "b cannot be reached: ssh: Could not resolve hostname b"
+    assert str(raised.value) == snapshot
 
 
 def test_a_host_that_says_nothing_is_named():

@@ -79,9 +79,9 @@ def test_a_run_that_needs_no_network_is_isolated(cluster, tmp_path):
 
 
 @pytest.mark.usefixtures("_allowed")
-def test_a_run_that_should_not_be_is_not():
+def test_a_run_that_should_not_be_is_not(snapshot):
     assert why_not("security.isolate=never") == "security.isolate=never"
-    assert why_not("cluster=1ps1w", HERE) == "cluster.addresses says where others reach the tasks"
+    assert why_not("cluster=1ps1w", HERE) == snapshot
 
 
 @pytest.mark.usefixtures("_allowed")
@@ -92,13 +92,11 @@ def test_code_of_the_user_may_need_a_network(tmp_path):
 
 
 @pytest.mark.usefixtures("_refused")
-def test_where_the_system_refuses_a_run_is_not_isolated_unless_it_must_be(tmp_path):
-    assert why_not(pages=tmp_path / "pages") == "this system refuses it"
-    assert why_not(user_file(tmp_path)) == "this system refuses it"
+def test_where_the_system_refuses_a_run_is_not_isolated_unless_it_must_be(tmp_path, raises, snapshot):
+    assert why_not(pages=tmp_path / "pages") == snapshot
+    assert why_not(user_file(tmp_path)) == snapshot
     assert not (tmp_path / "pages").exists()
-    with pytest.raises(
-        ConfigError, match="security.isolate: this machine cannot isolate runs: this system refuses it\n"
-    ):
+    with raises(ConfigError):
         why_not("security.isolate=always")
 
 
@@ -123,29 +121,26 @@ def test_only_sockets_are_removed(tmp_path):
 
 
 @pytest.mark.usefixtures("_allowed")
-def test_a_gpu_whose_files_are_missing_is_a_reason_unless_root_can_make_them(monkeypatch):
+def test_a_gpu_whose_files_are_missing_is_a_reason_unless_root_can_make_them(monkeypatch, snapshot):
     monkeypatch.setattr(isolation, "GPU_MEMORY", "/no/such/file")
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    assert why_not("device.gpus={worker:[0]}") == "/no/such/file does not exist yet (nvidia-modprobe -u -c=0)"
+    assert why_not("device.gpus={worker:[0]}") == snapshot
     assert why_not() == ""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert why_not("device.gpus={worker:[0]}") == ""
 
 
 @pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (["launch=docker"], "containers have a network of their own in any case"),
-        (["mode=render"], "containers have a network of their own in any case"),
-        (["cluster=1ps1w", HERE], "cluster.addresses says where others reach the tasks"),
-        (["cluster=1ps1w", HERE, "job=ps", "task=0"], "this process runs one task, which must reach the others"),
-    ],
+    "overrides",
+    [["launch=docker"], ["mode=render"], ["cluster=1ps1w", HERE], ["cluster=1ps1w", HERE, "job=ps", "task=0"]],
 )
-def test_always_is_refused_where_it_makes_no_sense(overrides, reason):
-    with pytest.raises(ConfigError) as refused:
+def test_always_is_refused_where_it_makes_no_sense(refused, overrides):
+    with pytest.raises(ConfigError) as raised:
         load([*overrides, "security.isolate=always"], validated_on(Machine(cores=2, gpus=0)))
-    problems = [str(problem) for problem in refused.value.problems if problem.key == "security.isolate"]
-    assert problems == [f"security.isolate: this machine cannot isolate runs: {reason}\n    leave it out"]
+    refused(
+        "security.isolate/not-available",
+        lambda: [problem for problem in raised.value.problems if problem.key == "security.isolate"],
+    )
 
 
 # In a namespace

@@ -66,7 +66,7 @@ def test_a_server_with_reuseport_can_use_a_held_port():
 
 @pytest.mark.parametrize("option", [None, socket.SO_REUSEADDR], ids=["no option", "SO_REUSEADDR"])
 def test_another_program_cannot_take_a_held_port(option):
-    with HeldPorts(1) as ports, pytest.raises(OSError, match="Address already in use"):
+    with HeldPorts(1) as ports, pytest.raises(OSError, match="already in use"):
         server(ports.ports[0], option)
 
 
@@ -81,7 +81,7 @@ def test_a_port_that_the_config_names_is_held():
         port = free.ports[0]
     with HeldPorts(0) as ports:
         ports.hold(port)
-        with pytest.raises(OSError, match="Address already in use"):
+        with pytest.raises(OSError, match="already in use"):
             server(port, None)
 
 
@@ -89,12 +89,12 @@ def test_a_port_that_the_config_names_is_held():
 def test_a_port_that_another_program_serves_cannot_be_held(option):
     with HeldPorts(1) as free:
         port = free.ports[0]
-    with server(port, option), HeldPorts(0) as ports, pytest.raises(OSError, match="Address already in use"):
+    with server(port, option), HeldPorts(0) as ports, pytest.raises(OSError, match="already in use"):
         ports.hold(port)
 
 
 def test_a_port_that_another_run_holds_cannot_be_held():
-    with HeldPorts(1) as other, HeldPorts(0) as ports, pytest.raises(OSError, match="Address already in use"):
+    with HeldPorts(1) as other, HeldPorts(0) as ports, pytest.raises(OSError, match="already in use"):
         ports.hold(other.ports[0])
 
 
@@ -277,9 +277,9 @@ def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):
     wait_for_end(*pids)
 
 
-def test_a_nursery_that_has_ended_is_an_error_with_its_code(tasks):
+def test_a_nursery_that_has_ended_is_an_error_with_its_code(tasks, raises):
     tasks._nursery.kill()
-    with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
+    with raises(RuntimeError):
         next_event(tasks, Started)
 
 
@@ -287,14 +287,14 @@ def test_a_nursery_that_ends_before_it_has_read_a_request_is_the_same_error(task
     os.kill(tasks._nursery.pid, signal.SIGSTOP)
     start("ps:0", "os._exit(0)")
     tasks._nursery.kill()
-    with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
+    with pytest.raises(RuntimeError, match="ended with code -9"):
         next_event(tasks, Started)
 
 
 def test_a_nursery_that_has_ended_takes_no_request(tasks, start):
     tasks._nursery.kill()
     tasks._nursery.wait()
-    with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
+    with pytest.raises(RuntimeError, match="ended with code -9"):
         start("ps:0", "os._exit(0)")
 
 

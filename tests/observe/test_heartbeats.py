@@ -22,19 +22,16 @@ def test_a_peer_that_answers_now_and_then_counts_as_up():
     assert beats.hear("ps:0", None, 129.0) is None
 
 
-def test_a_peer_that_is_silent_for_longer_is_given_up_and_the_link_is_named():
+def test_a_peer_that_is_silent_for_longer_is_given_up_and_the_link_is_named(snapshot):
     beats = heartbeats()
     assert beats.hear("ps:0", page("ps:0", started_at=5.0), 101.0) is None
-    assert beats.hear("ps:0", None, 117.0) == (
-        69,
-        "ps:0 at 127.0.0.1:2 has not answered for 16 s: it has died or is frozen, or the link worker:1 -> ps:0 is cut",
-    )
+    assert beats.hear("ps:0", None, 117.0) == snapshot
 
 
-def test_a_peer_that_was_started_again_has_lost_what_it_held():
+def test_a_peer_that_was_started_again_has_lost_what_it_held(snapshot):
     beats = heartbeats()
     assert beats.hear("ps:0", page("ps:0", started_at=5.0), 101.0) is None
-    assert beats.hear("ps:0", page("ps:0", started_at=9.0), 102.0) == (75, "ps:0 was restarted and has lost its state")
+    assert beats.hear("ps:0", page("ps:0", started_at=9.0), 102.0) == snapshot
 
 
 def test_where_no_state_was_loaded_none_is_lost():
@@ -72,11 +69,9 @@ def test_a_stall_is_reported_every_thirty_seconds():
     assert [now for now in range(0, 100, 10) if stall.is_due(float(now))] == [30, 60, 90]
 
 
-def test_a_stalled_step_names_who_has_pushed_and_who_is_missing():
+def test_a_stalled_step_names_who_has_pushed_and_who_is_missing(snapshot):
     workers = [f"worker:{index}" for index in range(4)]
     assert describe(1200, 30.2, workers, ["worker:2"], {"worker:2": (1199, 12.3)}) == (
         "step 1200 has waited 30 s for worker:2 (at step 1199 12 s ago); workers 0, 1, 3 have pushed"
     )
-    assert describe(5, 31.0, workers[:2], workers[:2], {}) == (
-        "step 5 has waited 31 s for worker:0, worker:1; no worker has pushed"
-    )
+    assert describe(5, 31.0, workers[:2], workers[:2], {}) == snapshot

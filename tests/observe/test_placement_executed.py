@@ -57,8 +57,8 @@ def test_devices_are_written_as_plans_write_them(device, inside, expected):
     assert short(device, inside) == expected
 
 
-def test_a_session_that_was_not_asked_for_its_graphs_is_refused():
-    with pytest.raises(ValueError, match=r"run the session with options=RunOptions\(output_partition_graphs=True\)"):
+def test_a_session_that_was_not_asked_for_its_graphs_is_refused(raises):
+    with raises(ValueError):
         executed(v1.RunMetadata())
 
 

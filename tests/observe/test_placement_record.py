@@ -121,24 +121,21 @@ def test_a_replica_on_another_device_is_one_difference():
     assert "soft placement" not in told  # a CPU has every kernel
 
 
-def test_a_replica_that_did_not_run_is_a_difference():
+def test_a_replica_that_did_not_run_is_a_difference(snapshot):
     told = differences(record(["/cpu:0"]), plan(task("worker", 0, "/cpu:0", "/cpu:1"), held=HELD))
-    assert told == ["replica 1 was planned on /cpu:1, but none of its operations ran"]
+    assert told == snapshot
 
 
-def test_a_replica_that_is_not_planned_is_a_difference():
+def test_a_replica_that_is_not_planned_is_a_difference(snapshot):
     told = differences(record(["/cpu:0", "/cpu:1"]), plan(task("worker", 0, "/cpu:0"), held=HELD))
-    assert told == ["replica 1 ran in worker:0; the plan has replicas 0..0"]
+    assert told == snapshot
 
 
-def test_what_soft_placement_moved_is_a_difference_that_says_so():
+def test_what_soft_placement_moved_is_a_difference_that_says_so(snapshot):
     ran = record(["/gpu:0"])
     (told,) = differences(ran, plan(task("worker", 0, "/gpu:0"), held=HELD))
     assert "of replica 0 were planned on /gpu:0 but ran on /cpu:0: " in told
-    assert told.endswith(
-        "; soft placement moves operations to the CPU that have no kernel for their device, or whose device is missing"
-        " (device.soft_placement={worker:0:false} makes that an error)"
-    )
+    assert told == snapshot
     (strict,) = differences(ran, plan(task("worker", 0, "/gpu:0", soft_placement=False), held=HELD))
     assert "soft placement" not in strict
 
@@ -165,25 +162,22 @@ def test_a_pinned_layer_ran_on_its_device_forward_and_backward(accumulate):
     assert told["logits"] == (None, ["/cpu:0"])
 
 
-def test_a_pinned_layer_elsewhere_is_a_difference():
+def test_a_pinned_layer_elsewhere_is_a_difference(snapshot):
     (told,) = differences(record(["/cpu:0"]), plan(task("worker", 0, "/cpu:0"), held=HELD, pins=PIN))
-    assert "operations of layer dense_1 in replica 0 were planned on /cpu:1 but ran on /cpu:0: " in told
+    assert told == snapshot
     assert "model/dense_1_2/" in told
     assert "model/dense_1/" not in told
 
 
-def test_a_pinned_layer_that_was_compiled_with_the_rest_is_a_difference():
+def test_a_pinned_layer_that_was_compiled_with_the_rest_is_a_difference(snapshot):
     told = differences(record(["/cpu:0"], jit=True), plan(task("worker", 0, "/cpu:0"), held=HELD, pins=PIN))
-    assert told == [
-        "layer dense_1 in replica 0 was planned on /cpu:1 but was compiled into replica0/PartitionedCall on /cpu:0; "
-        "use train.jit=false"
-    ]
+    assert told == snapshot
 
 
-def test_a_pinned_layer_without_operations_is_a_difference():
+def test_a_pinned_layer_without_operations_is_a_difference(snapshot):
     ran = record(["/cpu:0"], scopes={})
     told = differences(ran, plan(task("worker", 0, "/cpu:0"), held=HELD, pins=PIN))
-    assert told == ["layer dense_1 in replica 0 was planned on /cpu:1, but none of its operations ran"]
+    assert told == snapshot
 
 
 def test_a_pinned_layer_without_parameters_need_not_be_seen():
@@ -224,13 +218,11 @@ def test_a_shard_on_another_host_is_a_difference():
     assert told == ["shard1/flat of shard 1 was planned on /job:ps/task:1/cpu:0 but is on /job:ps/task:0/cpu:0"]
 
 
-def test_a_shard_host_is_asked_for_its_own_shard_only():
+def test_a_shard_host_is_asked_for_its_own_shard_only(snapshot):
     ran = ran_on({"shard1/flat": "/job:ps/task:1/cpu:0"}, flat="VarHandleOp")
     planned = plan(*CLUSTER, held=HELD, hosts=["ps:0", "ps:1"])
     assert differences(make_record("ps:1", UPDATE, ran), planned) == []
-    assert differences(make_record("ps:0", UPDATE, ran), planned) == [
-        "the parameters of shard 0 were planned on /job:ps/task:0/cpu:0, and nothing that ps:0 ran touches them"
-    ]
+    assert differences(make_record("ps:0", UPDATE, ran), planned) == snapshot
 
 
 def test_variables_of_a_function_that_is_called_eagerly_are_listed_beside_it():

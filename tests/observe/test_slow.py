@@ -35,13 +35,11 @@ def test_who_does_not_train_beside_others_is_not_slow(pages):
     assert [factor for factor in times_as_slow(pages).values() if factor > 1] == []
 
 
-def test_a_slow_worker_is_reported_once_when_it_has_been_slow_for_ten_seconds():
+def test_a_slow_worker_is_reported_once_when_it_has_been_slow_for_ten_seconds(snapshot):
     slow = SlowWorkers(STRATEGIES["sync"].when_slow)
     said = {now: slow.poll(SYNC, float(now)) for now in range(0, 30)}
     assert {now for now, sentences in said.items() if sentences} == {10}
-    assert said[10] == [
-        "worker:1 is slow: it takes 9.0 times as long to compute as the other workers; every step waits for it"
-    ]
+    assert said[10] == snapshot
 
 
 def test_a_worker_that_was_fast_in_between_is_reported_again():
@@ -51,7 +49,7 @@ def test_a_worker_that_was_fast_in_between_is_reported_again():
     assert [now for pages, now in looks if slow.poll(pages, float(now))] == [16, 31]
 
 
-def test_what_follows_is_said_for_a_run_that_does_not_wait():
+def test_what_follows_is_said_for_a_run_that_does_not_wait(snapshot):
     slow = SlowWorkers(STRATEGIES["backup"].when_slow)
     slow.poll(ASYNC, 0.0)
-    assert slow.poll(ASYNC, 10.0)[0].endswith("the others do not wait, and its late gradients are dropped")
+    assert slow.poll(ASYNC, 10.0)[0] == snapshot

@@ -142,12 +142,14 @@ def test_code_of_the_user_that_has_changed_is_named(directory: RunDirectory, fol
 
 
 @pytest.mark.parametrize(("text", "is_refused"), [(MODEL, False), (MODEL.replace("width=8", "width=9"), True)])
-def test_another_file_is_refused_unless_it_has_the_same_code(directory, folder: Path, text: str, is_refused: bool):
+def test_another_file_is_refused_unless_it_has_the_same_code(
+    directory, folder: Path, text: str, is_refused: bool, raises
+):
     launched(directory, f"user={folder}/mine.py", "model.options.width=8")
     (folder / "other.py").write_text(text)
     typed = [f"user={folder}/other.py", "model.options.width=8"]
     if is_refused:
-        with pytest.raises(CheckpointError, match=r"user=other\.py instead of mine\.py"):
+        with raises(CheckpointError):
             check(directory, typed)
     else:
         assert check(directory, typed) == ""

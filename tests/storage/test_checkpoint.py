@@ -140,8 +140,8 @@ def test_saving_a_damaged_step_again_repairs_it(tmp_path):
     checkpoint.verify(checkpoint.read_manifest(save(tmp_path, 1)))
 
 
-def test_values_that_are_no_plain_numbers_are_refused(tmp_path):
-    with pytest.raises(TypeError, match="parameters/a is object; .* cast it to float32"):
+def test_values_that_are_no_plain_numbers_are_refused(tmp_path, raises):
+    with raises(TypeError):
         checkpoint_writer.write(tmp_path, 1, 0, {}, {"parameters/a": np.array([{}])}, keep=1)
 
 
@@ -160,40 +160,35 @@ def make_link(path: Path) -> None:
 
 
 DAMAGES = {
-    "bit-flip": (lambda path: flip_a_bit(path / "tensors.npz"), "tensors.npz does not match its checksum"),
-    "truncated": (lambda path: cut(path / "tensors.npz"), r"tensors.npz has \d+ bytes instead of \d+"),
-    "tensors-missing": (lambda path: (path / "tensors.npz").unlink(), "tensors.npz is missing"),
-    "tensors-linked": (lambda path: make_link(path / "tensors.npz"), "tensors.npz is a link"),
-    "manifest-missing": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
-    "manifest-linked": (lambda path: make_link(path / "manifest.json"), "manifest.json is a link"),
-    "manifest-empty": (lambda path: (path / "manifest.json").write_text(""), "manifest.json is damaged"),
-    "manifest-garbage": (lambda path: (path / "manifest.json").write_bytes(b"\xff\0{"), "manifest.json is damaged"),
-    "manifest-cut": (lambda path: cut(path / "manifest.json"), "manifest.json is damaged"),
-    "manifest-list": (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json is damaged"),
-    "manifest-nested": (lambda path: (path / "manifest.json").write_text("[" * 99999), "manifest.json is damaged"),
-    "manifest-edited": (
-        lambda path: edit_manifest(path, generation=9),
-        "manifest.json does not match its own checksum",
-    ),
-    "newer-format": (lambda path: edit_manifest(path, format=2), "it has format 2, this version reads format 1"),
-    "folder-linked": (make_link, "it is a link"),
+    "bit-flip": lambda path: flip_a_bit(path / "tensors.npz"),
+    "truncated": lambda path: cut(path / "tensors.npz"),
+    "tensors-missing": lambda path: (path / "tensors.npz").unlink(),
+    "tensors-linked": lambda path: make_link(path / "tensors.npz"),
+    "manifest-missing": lambda path: (path / "manifest.json").unlink(),
+    "manifest-linked": lambda path: make_link(path / "manifest.json"),
+    "manifest-empty": lambda path: (path / "manifest.json").write_text(""),
+    "manifest-garbage": lambda path: (path / "manifest.json").write_bytes(b"\xff\0{"),
+    "manifest-cut": lambda path: cut(path / "manifest.json"),
+    "manifest-list": lambda path: (path / "manifest.json").write_text("[1]"),
+    "manifest-nested": lambda path: (path / "manifest.json").write_text("[" * 99999),
+    "manifest-edited": lambda path: edit_manifest(path, generation=9),
+    "newer-format": lambda path: edit_manifest(path, format=2),
+    "folder-linked": make_link,
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_newest_checkpoint_is_skipped_with_its_reason(tmp_path, kind):
-    damage, reason = DAMAGES[kind]
-    damage(save(tmp_path, 100, 200))
+def test_a_damaged_newest_checkpoint_is_skipped_with_its_reason(tmp_path, kind, snapshot):
+    DAMAGES[kind](save(tmp_path, 100, 200))
     newest, skipped = checkpoint.newest_valid(tmp_path)
     assert newest.step == 100
-    assert re.fullmatch(f"{tmp_path}/000000200: {reason}.*", *skipped)
+    assert skipped == snapshot
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_checkpoint_that_was_asked_for_is_refused_with_a_remedy(tmp_path, kind):
-    damage, reason = DAMAGES[kind]
-    damage(save(tmp_path, 100))
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/000000100: {reason}.*; .*resume="):
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused_with_a_remedy(tmp_path, kind, raises):
+    DAMAGES[kind](save(tmp_path, 100))
+    with raises(CheckpointError):
         checkpoint.verify(checkpoint.read_manifest(tmp_path / "000000100"))
 
 
@@ -206,20 +201,20 @@ def test_when_all_are_damaged_every_reason_is_given(tmp_path):
     assert [Path(reason.split(":")[0]).name for reason in skipped] == ["000000200", "000000100"]
 
 
-def test_a_file_in_the_place_of_a_checkpoint_is_refused(tmp_path):
+def test_a_file_in_the_place_of_a_checkpoint_is_refused(tmp_path, raises):
     (tmp_path / "model.ckpt").write_text("")
-    with pytest.raises(CheckpointError, match="it is not a directory"):
+    with raises(CheckpointError):
         checkpoint.read_manifest(tmp_path / "model.ckpt")
 
 
-def test_a_checkpoint_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="it does not exist"):
+def test_a_checkpoint_that_does_not_exist_is_refused(tmp_path, raises):
+    with raises(CheckpointError):
         checkpoint.read_manifest(tmp_path / "000000100")
 
 
-def test_a_file_in_the_place_of_the_checkpoints_is_refused(tmp_path):
+def test_a_file_in_the_place_of_the_checkpoints_is_refused(tmp_path, raises):
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(CheckpointError, match="it is not a directory"):
+    with raises(CheckpointError):
         checkpoint.newest_valid(tmp_path / "checkpoints")
 
 
@@ -249,10 +244,10 @@ def test_tensors_that_differ_from_the_manifest_are_refused(tmp_path, stored, pro
         checkpoint.load(found)
 
 
-def test_tensors_of_other_names_than_the_manifest_are_refused(tmp_path):
+def test_tensors_of_other_names_than_the_manifest_are_refused(tmp_path, raises):
     found = checkpoint.read_manifest(save(tmp_path, 1))
     np.savez(found.path / "tensors.npz", **{**tensors_of(1), "parameters/b": np.zeros(1, np.float32)})
-    with pytest.raises(CheckpointError, match=r"tensors\.npz and manifest\.json disagree on parameters/b"):
+    with raises(CheckpointError):
         checkpoint.load(found)
 
 
@@ -271,9 +266,9 @@ def test_tensors_that_are_no_archive_are_refused(tmp_path, content):
         checkpoint.load(found)
 
 
-def test_nan_is_refused_with_the_tensor_that_holds_it(tmp_path):
+def test_nan_is_refused_with_the_tensor_that_holds_it(tmp_path, raises):
     path = checkpoint_writer.write(tmp_path, 1, 0, {}, {"parameters/a": np.float32([1, np.nan])}, keep=1)
-    with pytest.raises(CheckpointError, match="parameters/a holds NaN; give an earlier one"):
+    with raises(CheckpointError):
         checkpoint.load(checkpoint.read_manifest(path))
 
 
@@ -293,19 +288,19 @@ def test_the_model_and_optimizer_that_were_saved_fit(tmp_path):
     checkpoint.check_fits(checkpoint.read_manifest(save(tmp_path, 1)), shapes_of(tensors_of(2)))
 
 
-def test_a_parameter_the_checkpoint_lacks_is_named(tmp_path):
+def test_a_parameter_the_checkpoint_lacks_is_named(tmp_path, snapshot):
     problem = misfit(tmp_path, **{"parameters/new": np.zeros(2)})
-    assert problem == "it does not fit this run: it lacks parameters/new"
+    assert problem == snapshot
 
 
-def test_a_parameter_the_model_lacks_is_named(tmp_path):
+def test_a_parameter_the_model_lacks_is_named(tmp_path, snapshot):
     problem = misfit(tmp_path, **{"state/norm/mean": None})
-    assert problem == "it does not fit this run: the model does not have its state/norm/mean"
+    assert problem == snapshot
 
 
-def test_another_shape_is_named_on_both_sides(tmp_path):
+def test_another_shape_is_named_on_both_sides(tmp_path, snapshot):
     problem = misfit(tmp_path, **{"parameters/dense/kernel": np.zeros((3, 2))})
-    assert problem == "it does not fit this run: other shapes: parameters/dense/kernel (there (2, 3), here (3, 2))"
+    assert problem == snapshot
 
 
 def test_at_most_five_tensors_are_named(tmp_path):
@@ -313,15 +308,15 @@ def test_at_most_five_tensors_are_named(tmp_path):
     assert problem.endswith("parameters/new3, parameters/new4 and 2 more")
 
 
-def test_another_optimizer_is_said_in_words_and_its_tensors_are_not_listed(tmp_path):
+def test_another_optimizer_is_said_in_words_and_its_tensors_are_not_listed(tmp_path, snapshot):
     gone = {"slots/momentum/dense/kernel": None, "slots/velocity/dense/kernel": None}
     problem = misfit(tmp_path, **gone, **{"slots/accumulator/dense/kernel": np.zeros((2, 3))})
-    assert problem == "it does not fit this run: its optimizer has momentum, velocity, this run's accumulator"
+    assert problem == snapshot
 
 
-def test_an_optimizer_without_slots_is_said_in_words(tmp_path):
+def test_an_optimizer_without_slots_is_said_in_words(tmp_path, snapshot):
     problem = misfit(tmp_path, **{"slots/momentum/dense/kernel": None, "slots/velocity/dense/kernel": None})
-    assert problem == "it does not fit this run: its optimizer has momentum, velocity, this run's nothing"
+    assert problem == snapshot
 
 
 # ---- which one a run starts from
@@ -342,55 +337,43 @@ def test_no_file_points_at_the_newest_so_none_can_mislead(directory, name, conte
     assert resume.find("auto", directory, steps=300).step == 200
 
 
-def test_a_checkpoint_beyond_the_last_step_is_refused(directory):
+def test_a_checkpoint_beyond_the_last_step_is_refused(directory, raises):
     save(directory.checkpoints, 200)
     assert resume.find("auto", directory, steps=200).step == 200
-    with pytest.raises(
-        CheckpointError,
-        match="000000200: checkpoint is at step 200, but train.steps is 150; use train.steps=200 or more",
-    ):
+    with raises(CheckpointError):
         resume.find("auto", directory, steps=150)
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew_by_itself(directory, caplog):
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew_by_itself(directory, caplog, raises):
     flip_a_bit(save(directory.checkpoints, 100) / "tensors.npz")
-    with pytest.raises(CheckpointError, match=r"checkpoints: no checkpoint in it is valid; .* anew with resume=never"):
+    with raises(CheckpointError):
         resume.find("auto", directory, steps=300)
-    assert "skipping a damaged checkpoint: " in caplog.text
+    assert "skipping a damaged" in caplog.text
     assert resume.find("never", directory, steps=300) is None
 
 
 @pytest.mark.parametrize(
-    ("make", "problem"),
+    "make",
     [
-        (lambda path: None, "it does not exist"),
-        (lambda path: path.write_text(""), "it is not a directory"),
-        (lambda path: path.mkdir(), "manifest.json is missing"),
-        (lambda path: (path / "checkpoints").mkdir(parents=True), "no checkpoint in it is valid"),
+        lambda path: None,
+        lambda path: path.write_text(""),
+        lambda path: path.mkdir(),
+        lambda path: (path / "checkpoints").mkdir(parents=True),
     ],
     ids=["nothing", "a file", "an empty folder", "a run without any"],
 )
-def test_a_path_without_a_checkpoint_is_refused(tmp_path, directory, make, problem):
+def test_a_path_without_a_checkpoint_is_refused(tmp_path, directory, make, raises):
     make(tmp_path / "other")
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/other.*: {problem}; give another one with resume=PATH"):
+    with raises(CheckpointError):
         resume.find(str(tmp_path / "other"), directory, steps=300)
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        (
-            "model=mlp",
-            "it was saved with model=cnn, but this run has model=mlp; choose another directory with run=PATH, or start",
-        ),
-        ("optimizer=sgd", "it was saved with optimizer=adam, but this run has optimizer=sgd; choose another directory"),
-    ],
-)
-def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_it_is_read(tmp_path, override, says):
+@pytest.mark.parametrize("override", ["model=mlp", "optimizer=sgd"])
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_it_is_read(tmp_path, override, raises):
     found = checkpoint.read_manifest(checkpoint_writer.write(tmp_path, 1, 1, {"model": "cnn", **FACTS}, {}, keep=1))
     empty = Plan("test", "sync", 1, 1, (), (), 1, ())
     resume.check_model(found, load([]), empty)
-    with pytest.raises(CheckpointError, match=says):
+    with raises(CheckpointError):
         resume.check_model(found, load([override]), empty)
 
 
@@ -433,40 +416,29 @@ def fingerprint(sample: str) -> dict[str, PartFingerprint]:
 
 
 COMMANDS = {
-    "missing": (lambda path: None, ["resume=elsewhere"], "elsewhere: it does not exist; give another one with resume="),
-    "cut": (
-        lambda path: cut(path / "tensors.npz"),
-        [],
-        "000000100: tensors.npz has .* bytes instead of .*; give anoth",
-    ),
-    "flipped": (lambda path: flip_a_bit(path / "tensors.npz"), [], "tensors.npz does not match its checksum; give ano"),
-    "newer format": (
-        lambda path: edit_manifest(path, format=2),
-        [],
-        "it has format 2, this version reads format 1; use",
-    ),
-    "beyond": (lambda path: None, ["train.steps=50"], "at step 100, but train.steps is 50; use train.steps=100 or"),
-    "optimizer": (
-        lambda path: None,
-        ["optimizer=sgd"],
-        "it was saved with optimizer=adam, but this run has optimizer=sgd; choose",
-    ),
+    "missing": (lambda path: None, ["resume=elsewhere"]),
+    "cut": (lambda path: cut(path / "tensors.npz"), []),
+    "flipped": (lambda path: flip_a_bit(path / "tensors.npz"), []),
+    "newer format": (lambda path: edit_manifest(path, format=2), []),
+    "beyond": (lambda path: None, ["train.steps=50"]),
+    "optimizer": (lambda path: None, ["optimizer=sgd"]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_the_command_ends_with_76_before_any_task_starts_and_leaves_the_checkpoint_alone(tmp_path, python, kind):
-    damage, overrides, says = COMMANDS[kind]
+def test_the_command_ends_with_76_before_any_task_starts_and_leaves_the_checkpoint_alone(
+    tmp_path, python, snapshot, kind
+):
+    damage, overrides = COMMANDS[kind]
     facts = {"model": "mlp", "optimizer": "adam"}
     damage(checkpoint_writer.write(tmp_path, 100, 1, facts, tensors_of(1), keep=1))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     given = ["cluster=1ps2w", "model=mlp", "run=mine", "resume=000000100", *overrides]
     ended = python.run("-m", "trainer", *given, cwd=tmp_path)
     assert ended.returncode == 76, ended.stdout + ended.stderr
-    assert re.search(says, ended.stderr)
+    assert ended.stderr == snapshot
     assert kind != "missing" or ended.stdout == ""
-    assert "Traceback" not in ended.stderr
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert not (tmp_path / "mine").exists()
 
@@ -682,10 +654,10 @@ def test_a_save_that_has_no_room_is_not_begun(small_disk):
     checkpoint.verify(checkpoint.read_manifest(folder / "000000001"))
 
 
-def test_a_disk_that_fills_up_under_a_save_keeps_earlier_checkpoints(small_disk):
+def test_a_disk_that_fills_up_under_a_save_keeps_earlier_checkpoints(small_disk, raises):
     folder = small_disk(",nr_inodes=7")  # room for one checkpoint, and the folder of another with a file in it
     save(folder, 1)
-    with pytest.raises(OSError, match=r"step 2 was not saved \(No space left on device\); earlier ones are untouched"):
+    with raises(OSError):
         save(folder, 2)
     assert steps_in(folder) == ["000000001"]
     checkpoint.verify(checkpoint.read_manifest(folder / "000000001"))
@@ -719,10 +691,10 @@ def test_existing_checkpoints_need_no_more_room(small_disk):
     checkpoint_writer.check_space(folder, 70 * 1024, keep=3)
 
 
-def test_room_for_one_more_is_needed_in_any_case(small_disk):
+def test_room_for_one_more_is_needed_in_any_case(small_disk, raises):
     folder = small_disk()
     save(folder, 1, 2)
-    with pytest.raises(OSError, match="1 checkpoint of 250.0 KiB will not fit"):
+    with raises(OSError):
         checkpoint_writer.check_space(folder, 250 * 1024, keep=1)
 
 
@@ -804,6 +776,6 @@ def test_leftovers_of_killed_writers_are_removed_by_the_next_save(tmp_path):
 def test_a_full_disk_leaves_the_previous_checkpoint_valid_and_nothing_temporary(tmp_path, room_bytes):
     command = [sys.executable, "-c", FILL_THE_DISK, str(tmp_path), str(room_bytes)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "the checkpoint of step 2 was not saved (File too large); earlier ones are untouched" in done.stdout
+    assert "was not saved (File too large)" in done.stdout
     assert steps_in(tmp_path) == ["000000001"]
     checkpoint.verify(checkpoint.read_manifest(tmp_path / "000000001"))

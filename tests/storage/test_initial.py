@@ -51,18 +51,16 @@ def test_a_checkpoint_or_a_file_may_be_named_itself(run):
     assert initial.files_of(str(run / "export/params.npz")) == names(run, "export/params.npz")
 
 
-def test_what_is_missing_damaged_or_something_else_is_refused(run, tmp_path):
-    with pytest.raises(MissingWeightsError, match="runz does not exist") as missing:
+def test_what_is_missing_damaged_or_something_else_is_refused(run, tmp_path, raises):
+    with raises(MissingWeightsError) as missing:
         initial.files_of(str(tmp_path / "runz"))
     assert missing.value.exit_code == 66
-    with pytest.raises(
-        ConfigError, match="is no run, no checkpoint and no file that ends in .keras, .weights.h5, .npz"
-    ):
+    with raises(ConfigError):
         initial.files_of(__file__)
     damaged = run / "checkpoints" / "000000005"
     (damaged / "frozen.npz").unlink()
     np.savez(damaged / "frozen.npz", **{"frozen/table": np.zeros(3)})
-    with pytest.raises(CheckpointError, match="frozen.npz does not match its checksum; give another one with model"):
+    with raises(CheckpointError):
         initial.files_of(str(damaged))
 
 

@@ -73,33 +73,25 @@ def test_unchanged_parts_are_linked(tmp_path):
     ]
 
 
-def test_a_damaged_part_is_found(tmp_path):
+def test_a_damaged_part_is_found(tmp_path, raises):
     saved = save(tmp_path, 10, np.arange(50), None)
     file = next(saved.path.glob("rows-*-values.npy"))
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
-    with pytest.raises(CheckpointError, match="does not match its checksum"):
+    with raises(CheckpointError):
         checkpoint.verify(checkpoint.read_manifest(saved.path))
 
 
 @pytest.mark.parametrize(
-    ("tables", "says"),
-    [
-        ([TABLES[0]._replace(rows=61), TABLES[1]], r"table a/embeddings \(60 rows of 3 there, 61 rows of 3 here\)"),
-        ([TABLES[0]._replace(width=4), TABLES[1]], r"table a/embeddings \(60 rows of 3 there, 60 rows of 4 here\)"),
-        (TABLES[:1], r"table b/embeddings \(40 rows of 3 there, no such table here\)"),
-        ([], r"table a/embeddings \(60 rows of 3 there, no such table here\)"),
-    ],
+    "tables", [[TABLES[0]._replace(rows=61), TABLES[1]], [TABLES[0]._replace(width=4), TABLES[1]], TABLES[:1], []]
 )
-def test_a_checkpoint_of_other_tables_is_refused(tmp_path, tables, says):
+def test_a_checkpoint_of_other_tables_is_refused(tmp_path, tables, raises):
     saved = save(tmp_path, 10, np.arange(50), None)
-    with pytest.raises(CheckpointError, match=says):
+    with raises(CheckpointError):
         table_rows.check_fits(saved, blocks_of(tables, 3), SLOTS)
     table_rows.check_fits(saved, blocks_of(TABLES, 3), SLOTS)
-    with pytest.raises(
-        CheckpointError, match="it keeps accumulator for each row, this run's optimizer momentum, velocity"
-    ):
+    with raises(CheckpointError):
         table_rows.check_fits(saved, BLOCKS, ["momentum", "velocity"])
 
 

@@ -116,11 +116,11 @@ def test_a_feature_space_adapts_its_layers():
     np.testing.assert_array_equal(np.asarray(spaces[1](rows)), np.asarray(spaces[0](rows)))
 
 
-def test_a_layer_that_was_not_adapted_before_is_refused():
+def test_a_layer_that_was_not_adapted_before_is_refused(raises):
     recording = Adapting()
     adapt(layers.Normalization, "age", dataset(), recording)
     taking = Adapting(recording.states)
-    with pytest.raises(DataError, match="looks, number 1 of the layers to adapt, is not what this run has adapted"):
+    with raises(DataError):
         adapt(lambda: layers.StringLookup(name="looks"), "text", dataset(), taking)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 from trainer.config import user_file
@@ -45,33 +45,27 @@ def model():
 CLASSES = "sparse_categorical_crossentropy"
 BAD_DATA, CONFIG = 65, 2
 
-# The end of a file, what the config names, the exit code, and what is said.
-ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
+# The end of a file, what the config names, and the exit code.
+ROWS: dict[str, tuple[str, dict[str, Any], int]] = {
     # the file
-    "import": ("import no_such", {}, BAD_DATA, "mine.py, line 17, in <module>: ModuleNotFoundError: No module named"),
-    "raises": ("raise OSError('no GPU')", {}, BAD_DATA, "mine.py, line 17, in <module>: OSError: no GPU"),
-    "leaves": ("import sys\nsys.exit('bye')", {}, BAD_DATA, "mine.py, line 18, in <module>: SystemExit: bye"),
+    "import": ("import no_such", {}, BAD_DATA),
+    "raises": ("raise OSError('no GPU')", {}, BAD_DATA),
+    "leaves": ("import sys\nsys.exit('bye')", {}, BAD_DATA),
     "metrics in the place of loss_weights": (
         "def model():\n    m = keras.Sequential([keras.Input((6,)), layers.Dense(1)])\n"
         "    m.compile('adam', 'mse', ['mae'])\n    return m",
         {},
         CONFIG,
-        "loss_weights",
     ),
-    "imports itself": (
-        "import around",
-        {},
-        BAD_DATA,
-        "around.py, line 1, in <module>: ImportError: cannot import name",
-    ),
-    "no function": ("", {"name": "modle"}, CONFIG, "modle is neither a function of .*mine.py nor one of cnn, ctr"),
+    "imports itself": ("import around", {}, BAD_DATA),
+    "no function": ("", {"name": "modle"}, CONFIG),
     # the model
-    "model fails": ("def model():\n    return 1 / 0", {}, BAD_DATA, "mine.py, line 18, in model: ZeroDivisionError"),
-    "model leaves": ("def model():\n    raise SystemExit(3)", {}, BAD_DATA, "line 18, in model: SystemExit: 3"),
-    "model recurs": ("def model():\n    return model()", {}, BAD_DATA, "in model: RecursionError: maximum recursion"),
-    "no model": ("def model():\n    pass", {}, CONFIG, "model model returned a NoneType; return a keras.Model"),
-    "another class": ("class model:\n    pass", {}, CONFIG, "model model returned a model; return a keras.Model"),
-    "model.options": ("", {"options": {"width": 3}}, CONFIG, "model.options of model: .*'width'; allowed: none"),
+    "model fails": ("def model():\n    return 1 / 0", {}, BAD_DATA),
+    "model leaves": ("def model():\n    raise SystemExit(3)", {}, BAD_DATA),
+    "model recurs": ("def model():\n    return model()", {}, BAD_DATA),
+    "no model": ("def model():\n    pass", {}, CONFIG),
+    "another class": ("class model:\n    pass", {}, CONFIG),
+    "model.options": ("", {"options": {"width": 3}}, CONFIG),
     "layer fails": (
         "class Bad(layers.Layer):\n"
         "    def call(self, x):\n"
@@ -80,31 +74,18 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return keras.Sequential([keras.Input((6,)), Bad()])",
         {},
         BAD_DATA,
-        "mine.py, line 19, in call: AttributeError: .*no kernel",
     ),
-    "shape of inputs": (
-        "def model():\n    return keras.Sequential([keras.Input((7,)), layers.Dense(2)])",
-        {},
-        CONFIG,
-        "cannot be computed: ValueError: Input 0 .* expected axis -1 .* value 7, .* shape .7, 6.",
-    ),
+    "shape of inputs": ("def model():\n    return keras.Sequential([keras.Input((7,)), layers.Dense(2)])", {}, CONFIG),
     "rank of outputs": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Reshape((6, 1)), layers.Dense(2)])",
         {},
         CONFIG,
-        r"cannot be computed from labels int64 \[\], outputs float32 \[6, 2\]: ValueError: .*rank",
     ),
-    "too few outputs": (
-        "Y[20] = 4",
-        {},
-        CONFIG,
-        r"the data has labels 0..4, but the model has 2 outputs: end it with 5, e.g. Dense\(classes\)",
-    ),
+    "too few outputs": ("Y[20] = 4", {}, CONFIG),
     "nothing to train": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Flatten()])",
         {},
         CONFIG,
-        "model model has no trainable variables",
     ),
     "a layer counts": (
         "class Counts(layers.Layer):\n"
@@ -118,20 +99,17 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return keras.Sequential([keras.Input((6,)), Counts(), layers.Dense(2)])",
         {},
         CONFIG,
-        "metric norm is updated when a layer is called, on each worker for itself; give it to compile.., or return it",
     ),
     "state that batches leave": (
         "def model():\n    x = keras.Input((6,), batch_size=8)\n"
         "    return keras.Model(x, layers.LSTM(2, stateful=True)(ops.reshape(x, (8, 2, 3))))",
         {},
         CONFIG,
-        "layer lstm.* is stateful: it would continue .* remove stateful=True",
     ),
     "float64": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(2, dtype='float64')])",
         {},
         CONFIG,
-        "variable '.*kernel' is float64; a model's trainable variables must be float32",
     ),
     "state that float32 cannot count": (
         "class Far(layers.Layer):\n"
@@ -145,20 +123,9 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return keras.Sequential([keras.Input((6,)), Far(name='far'), layers.Dense(2)])",
         {},
         CONFIG,
-        "far/seen",
     ),
-    "train_step": (
-        "class model(keras.Model):\n    def train_step(self, data):\n        return {}",
-        {},
-        CONFIG,
-        r"model has a train_step of its own, which would not run: .* override compute_loss\(",
-    ),
-    "test_step": (
-        "class model(keras.Model):\n    def test_step(self, data):\n        return {}",
-        {},
-        CONFIG,
-        r"model has a test_step of its own",
-    ),
+    "train_step": ("class model(keras.Model):\n    def train_step(self, data):\n        return {}", {}, CONFIG),
+    "test_step": ("class model(keras.Model):\n    def test_step(self, data):\n        return {}", {}, CONFIG),
     "a loss that assigns": (
         "class Own(keras.Model):\n"
         "    def build(self, shape):\n"
@@ -172,7 +139,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return Own(x, layers.Dense(2)(x))",
         {},
         CONFIG,
-        "/mean",
     ),
     "two optimizers": (
         "class model(keras.Model):\n"
@@ -181,53 +147,30 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "        self.first, self.second = keras.optimizers.Adam(), keras.optimizers.Adam()",
         {},
         CONFIG,
-        "model has several optimizers; models that need them, such as GANs, cannot be trained",
     ),
     # the loss and the metrics
     "softmax for logits": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(2, 'softmax')])",
         {},
         CONFIG,
-        "takes logits, but .* lie in 0..1 and sum to 1: .* type model.loss_options.from_logits=false",
     ),
     "sigmoid for logits": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(1, 'sigmoid')])",
         {"loss": "binary_crossentropy"},
         CONFIG,
-        "takes logits, but the model's outputs lie in 0..1: ",
     ),
-    "logits for softmax": ("", {"loss_options": {"from_logits": False}}, CONFIG, "takes probabilities, but .* range"),
-    "unknown loss": ("", {"loss": "mean_sqared_error"}, CONFIG, "is not a loss of Keras or .* mean MeanSquaredError"),
-    "unknown metric": ("", {"metrics": ["acuracy"]}, CONFIG, "acuracy is not a metric of Keras or .* mean Accuracy"),
-    "loss fails": (
-        "def loss(y, outputs):\n    return outputs['a']",
-        {},
-        BAD_DATA,
-        "mine.py, line 18, in loss: TypeError: ",
-    ),
-    "loss of labels": ("def loss(y):\n    return y", {}, CONFIG, r"loss .* is called as loss\(y, outputs\): too many"),
-    "shape of a loss": (
-        "def loss(y, outputs):\n    return ops.ones((3, 4))",
-        {},
-        CONFIG,
-        r"loss of the user's file returned the shape \[3, 4\] for 7 examples; return \[N\] or a scalar",
-    ),
-    "no loss": ("def loss(y, outputs):\n    pass", {}, CONFIG, "returned None for 7 examples; return .N. or a scalar"),
-    "labels of another loss": ("Y = np.eye(2)[Y]", {"loss": CLASSES}, CONFIG, "categorical_crossentropy"),
-    "loss of no output": (TWO_OUTPUTS, {"loss": {"a": CLASSES, "c": "mse"}}, CONFIG, "cannot be computed .*'c'"),
-    "weight of no output": (
-        TWO_OUTPUTS,
-        {"loss": {"a": CLASSES, "b": CLASSES}, "loss_weights": {"c": 2.0}},
-        CONFIG,
-        "loss_weights.* got 2 losses and 1 weights",
-    ),
-    "metrics are none": (
-        "def metrics():\n    return 3",
-        {},
-        CONFIG,
-        r"metrics of the user's file returned a int; return \{\"auc\": keras.metrics.AUC\(\)\}",
-    ),
-    "metrics fail": ("def metrics():\n    return [layers.AUC()]", {}, BAD_DATA, "line 18, in metrics: AttributeError"),
+    "logits for softmax": ("", {"loss_options": {"from_logits": False}}, CONFIG),
+    "unknown loss": ("", {"loss": "mean_sqared_error"}, CONFIG),
+    "unknown metric": ("", {"metrics": ["acuracy"]}, CONFIG),
+    "loss fails": ("def loss(y, outputs):\n    return outputs['a']", {}, BAD_DATA),
+    "loss of labels": ("def loss(y):\n    return y", {}, CONFIG),
+    "shape of a loss": ("def loss(y, outputs):\n    return ops.ones((3, 4))", {}, CONFIG),
+    "no loss": ("def loss(y, outputs):\n    pass", {}, CONFIG),
+    "labels of another loss": ("Y = np.eye(2)[Y]", {"loss": CLASSES}, CONFIG),
+    "loss of no output": (TWO_OUTPUTS, {"loss": {"a": CLASSES, "c": "mse"}}, CONFIG),
+    "weight of no output": (TWO_OUTPUTS, {"loss": {"a": CLASSES, "b": CLASSES}, "loss_weights": {"c": 2.0}}, CONFIG),
+    "metrics are none": ("def metrics():\n    return 3", {}, CONFIG),
+    "metrics fail": ("def metrics():\n    return [layers.AUC()]", {}, BAD_DATA),
     "a metric from above": (
         "class Lowest(keras.metrics.Metric):\n"
         "    def __init__(self):\n"
@@ -241,7 +184,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return [Lowest()]",
         {},
         CONFIG,
-        "metric .*low does not start at zero, so what workers count cannot be summed",
     ),
     "the largest so far": (
         "class Largest(keras.metrics.Metric):\n"
@@ -256,14 +198,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return [Largest()]",
         {},
         CONFIG,
-        "metric largest: after two batches it is .* only sums can be counted",
     ),
-    "class_weight": ("", {"class_weight": {5: 1.0}}, CONFIG, r"class_weight=\{5: 1.0\} is not a mapping .*\(0..1\)"),
+    "class_weight": ("", {"class_weight": {5: 1.0}}, CONFIG),
     "option of a loss": (
         "def loss(y, outputs, *, gamma=2.0):\n    return ops.mean(outputs) * gamma",
         {"loss_options": {"gama": 3}},
         CONFIG,
-        "model.loss_options of loss: got an unexpected keyword argument 'gama'",
     ),
     "option of a class": (
         "class Own(keras.losses.Loss):\n"
@@ -273,26 +213,14 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "        return ops.mean(outputs, -1)",
         {"loss": "Own", "loss_options": {"gama": 3}},
         CONFIG,
-        "model.loss_options of Own: got an unexpected keyword argument 'gama'",
     ),
     "option of a metric": (
         "def near(y, outputs, k=1):\n    return outputs[:, k]",
         {"metrics": [{"near": {"n": 3}}]},
         CONFIG,
-        "model.metrics, options of near: got an unexpected keyword argument 'n'",
     ),
-    "loss is a number": (
-        "",
-        {"loss": 5},
-        CONFIG,
-        "model.loss=5 is not a name; type e.g. model.loss=mean_squared_error",
-    ),
-    "metric without a name": (
-        "",
-        {"metrics": [{}]},
-        CONFIG,
-        r"model.metrics: \{\} is not a metric; give a list of NAME or \{NAME",
-    ),
+    "loss is a number": ("", {"loss": 5}, CONFIG),
+    "metric without a name": ("", {"metrics": [{}]}, CONFIG),
     "options without effect": (
         "def model():\n"
         "    model = keras.Sequential([keras.Input((6,)), layers.Dense(2, 'softmax')])\n"
@@ -300,39 +228,29 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return model",
         {"loss_options": {"label_smoothing": 0.1}},
         CONFIG,
-        r"model.loss_options=\{'label_smoothing': 0.1\} has no effect on the loss .* from compile\(\); set its options",
     ),
     "weights of one loss": (
         TWO_OUTPUTS + "def loss(y, outputs):\n    return ops.mean(outputs['a'])",
         {"loss_weights": {"a": 2.0}},
         CONFIG,
-        "model.loss_weights=.* has no effect: the loss, loss of the user's file, is not a loss of each output",
     ),
-    "weights of a scalar": (
-        "def loss(y, outputs):\n    return ops.mean(outputs)",
-        {"class_weight": {0: 2.0}},
-        CONFIG,
-        r"returned the shape \[\], and the weights of an example are \[\]: return a loss for each weight, or take them",
-    ),
+    "weights of a scalar": ("def loss(y, outputs):\n    return ops.mean(outputs)", {"class_weight": {0: 2.0}}, CONFIG),
     "weights of no part": (
         "def data():\n    return {part: (X, Y, np.ones((64, 3))) for part in ('train', 'evaluate')}\n"
         "def loss(y, outputs):\n    return outputs[:, 0]",
         {},
         CONFIG,
-        r"returned the shape \[7\], and the weights of an example are \[3\]: return a loss for each weight",
     ),
     "softmax of an output": (
         TWO_OUTPUTS.replace('"b": layers.Dense(2)(x)', '"b": layers.Dense(2, "softmax")(x)'),
         {"loss": {"a": CLASSES, "b": CLASSES}},
         CONFIG,
-        "takes logits, but the model's outputs in b lie in 0..1 and sum to 1",
     ),
     "sigmoids of several labels": (
         "Y = np.eye(3)[Y].astype('float32')\n"
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(3, 'sigmoid')])",
         {"loss": "binary_crossentropy"},
         CONFIG,
-        "takes logits, but the model's outputs lie in 0..1: ",
     ),
     "logits without a last axis": (
         "def model():\n    x = keras.Input((6,))\n"
@@ -340,37 +258,23 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    model.compile('adam', 'mse')\n    return model",
         {"loss": "binary_crossentropy", "loss_options": {"from_logits": False}},
         CONFIG,
-        "binary_crossentropy takes probabilities, but the model's outputs range from",
     ),
-    "a hook that takes no values": (
-        "def on_step(step):\n    pass",
-        {},
-        CONFIG,
-        r"on_step of .*mine.py: too many positional arguments; write def on_step\(step, logs\)",
-    ),
-    "a precision of the file": (
-        "keras.config.set_dtype_policy('mixed_bfloat16')",
-        {},
-        CONFIG,
-        "mine.py sets the dtype policy mixed_bfloat16, but train.precision=float32",
-    ),
+    "a hook that takes no values": ("def on_step(step):\n    pass", {}, CONFIG),
+    "a precision of the file": ("keras.config.set_dtype_policy('mixed_bfloat16')", {}, CONFIG),
     "one output for two classes": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(1)])",
         {"loss": CLASSES},
         CONFIG,
-        "but the model has 1 output: end it with 2, .* or name the loss of a single output, binary_crossentropy",
     ),
     "too few outputs of one": (
         TWO_OUTPUTS.replace('"b": Y}', '"b": Y + 2}'),
         {"loss": {"a": CLASSES, "b": CLASSES}},
         CONFIG,
-        "the data has labels 0..3, but the model has 2 outputs in b: end it with 4",
     ),
     "weights of unknown classes": (
         "def batches(context):\n    yield X, Y\ndef data():\n    return {'train': batches, 'evaluate': batches}",
         {"class_weight": {1: 3.0}},
         CONFIG,
-        'model.class_weight needs the number of classes, .* return {"classes": NUMBER',
     ),
     "a loss of each example": (
         "def model():\n    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])\n"
@@ -378,25 +282,21 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return model",
         {},
         CONFIG,
-        r"loss: sparse_categorical_crossentropy from compile\(\).*; it has the shape \[7\] instead of one number",
     ),
     "a metric of each class": (
         "Y = np.eye(2, dtype='float32')[Y]",
         {"loss": "categorical_crossentropy", "metrics": ["F1Score"]},
         CONFIG,
-        r"metric f1_score returns values of the shape \[2\]; a metric is one number, e.g. keras.metrics.F1",
     ),
     "an option of no loss": (
         TWO_OUTPUTS,
         {"loss": {"a": CLASSES, "b": "mse"}, "loss_options": {"from_logits": False, "delta": 1}},
         CONFIG,
-        "model.loss_options: none of sparse_categorical_crossentropy, mse takes delta",
     ),
     "softmax that begins at zeros": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(2, 'softmax', True, 'zeros')])",
         {},
         CONFIG,
-        "takes logits, but the model's outputs lie in 0..1 and sum to 1: ",
     ),
     "softmax over another axis": (
         "def data():\n    y = np.eye(3, dtype='float32')[np.arange(320) % 3].reshape(64, 5, 3).transpose(0, 2, 1)\n"
@@ -406,7 +306,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    model.compile('adam', keras.losses.CategoricalCrossentropy(from_logits=True, axis=1))\n    return model",
         {},
         CONFIG,
-        "takes logits, but the model's outputs lie in 0..1 and sum to 1: ",
     ),
     # the data
     "lists of batches": (
@@ -414,50 +313,35 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "    return {'train': tuple(batches), 'evaluate': batches}",
         {},
         BAD_DATA,
-        r"data, train: is a list of lists or tuples with arrays \[8, 6\], \[8\]; if each is a batch, return a function",
     ),
     "batches in a list": (
         "def data():\n    batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 64, 8)]\n"
         "    return {'train': batches, 'evaluate': batches}",
         {},
         BAD_DATA,
-        r"data, train: is a list of lists or tuples with arrays \[8, 6\], \[8\]; if each is a batch, return a function",
     ),
     "two batches in a list": (
         "def data():\n    return {part: [(X[:8], Y[:8]), (X[8:16], Y[8:16])] for part in ('train', 'evaluate')}",
         {},
         BAD_DATA,
-        r"is a list of lists or tuples with arrays \[8, 6\], \[8\]; .* or the list is \[x, y\], return the tuple",
     ),
-    "data fail": (
-        "def data():\n    return open('/none/x.csv')",
-        {},
-        BAD_DATA,
-        "mine.py, line 18, in data: FileNotFoundError",
-    ),
-    "no data": ("def data():\n    pass", {}, BAD_DATA, "its function returned a NoneType; return .*train"),
-    "no part": ("def data():\n    return {'a': (X, Y)}", {}, BAD_DATA, r"returned a dict of \['a'\]; return "),
-    "data.options": ("", {"data_options": {"path": 3}}, CONFIG, "data.options of data: .*'path'; allowed: none"),
-    "lengths": ("Y = Y[:16]", {}, BAD_DATA, r"features \[64, 6\], labels \[16\]; each needs one row per example"),
+    "data fail": ("def data():\n    return open('/none/x.csv')", {}, BAD_DATA),
+    "no data": ("def data():\n    pass", {}, BAD_DATA),
+    "no part": ("def data():\n    return {'a': (X, Y)}", {}, BAD_DATA),
+    "data.options": ("", {"data_options": {"path": 3}}, CONFIG),
+    "lengths": ("Y = Y[:16]", {}, BAD_DATA),
     "label too large": (
         "def data():\n    return {'train': (X, Y * 7), 'evaluate': (X, Y), 'classes': 2}",
         {},
         BAD_DATA,
-        "train labels: example .* has label 7, allowed: 0..1",
     ),
-    "label below zero": (
-        "Y -= 1",
-        {},
-        BAD_DATA,
-        "train labels: example .* has label -1, .* not classes must be floats",
-    ),
-    "labels are text": ("Y = np.where(Y, 'a', 'b')", {}, BAD_DATA, "labels are text; give classes as integers, e.g."),
-    "NaN": ("X[3, 2] = np.nan", {}, BAD_DATA, "train features: example 3 holds a value that is not finite"),
+    "label below zero": ("Y -= 1", {}, BAD_DATA),
+    "labels are text": ("Y = np.where(Y, 'a', 'b')", {}, BAD_DATA),
+    "NaN": ("X[3, 2] = np.nan", {}, BAD_DATA),
     "weights": (
         "def data():\n    return {part: (X, Y, np.ones((64, 3))) for part in ('train', 'evaluate')}",
         {},
         CONFIG,
-        "cannot be computed from .*: Incompatible shapes",
     ),
 }
 
@@ -465,6 +349,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
 @pytest.fixture(autouse=True)
 def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The file of another test has the same name."""
+    keras.utils.clear_session(free_memory=False)  # names of layers are numbered from 0 in each test
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
@@ -483,13 +368,13 @@ def answer(folder: Path, text: str, named: dict[str, Any] | None = None) -> dict
 
 @pytest.mark.slow(but=["loss fails", "no loss", "two optimizers", "labels are text", "a metric from above"])
 @pytest.mark.parametrize("row", ROWS)
-def test_it_is_refused_in_one_paragraph(row, tmp_path):
-    text, named, code, says = ROWS[row]
+def test_it_is_refused_in_one_paragraph(row, tmp_path, snapshot):
+    text, named, code = ROWS[row]
     result = answer(tmp_path, text, named)
     said = result["problem"]["message"] if code == CONFIG else result["failure"]
     assert result.get("exit_code", CONFIG) == code
-    assert re.search(says, said), said
     assert "\n" not in said
+    assert said == snapshot
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".py") == ["around.py", "mine.py"]
 
 
@@ -535,17 +420,17 @@ def test_labels_and_outputs_that_are_broadcast_are_doubted(tmp_path):
         assert len(result["description"]["doubts"]) == count
 
 
-def test_what_keras_clips_is_trained_with_a_warning_if_the_author_of_the_model_chose_the_loss(tmp_path):
+def test_what_keras_clips_is_trained_with_a_warning_if_the_author_of_the_model_chose_the_loss(tmp_path, snapshot):
     text = (
         "def model():\n    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])\n"
         "    model.compile('adam', 'binary_crossentropy')\n    return model"
     )
     ((message, remedy),) = answer(tmp_path, text)["description"]["doubts"]
-    assert message.startswith("binary_crossentropy takes probabilities, but the model's outputs range from -")
-    assert remedy == "end it with a softmax or sigmoid, or give the loss from_logits=True"
+    assert message == snapshot
+    assert remedy == snapshot
 
 
-def test_a_model_compiled_without_a_loss_has_those_that_its_layers_add(tmp_path):
+def test_a_model_compiled_without_a_loss_has_those_that_its_layers_add(tmp_path, snapshot):
     text = (
         "class Adds(layers.Layer):\n    def call(self, x):\n        self.add_loss(x[0, 0])\n        return x\n"
         "def model():\n    model = keras.Sequential([keras.Input((6,)), layers.Dense(3, {}), {}])\n"
@@ -554,7 +439,7 @@ def test_a_model_compiled_without_a_loss_has_those_that_its_layers_add(tmp_path)
     regularized = "kernel_regularizer='l2'"
     chosen = [answer(tmp_path, text.format(regularized, one))["description"]["objective"] for one in ("Adds()", "")]
     assert chosen[0] == "loss: of its layers; metrics: none"
-    assert chosen[1].startswith("loss: sparse_categorical_crossentropy of logits, by default")
+    assert chosen[1] == snapshot
 
 
 def test_small_logits_are_no_probabilities(tmp_path):
@@ -616,22 +501,16 @@ def test_a_model_may_have_a_compile_of_its_own(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
+    ("text", "code"),
     [
-        ("print('hello')\nimport sys\nsys.exit('bye')", 65, "mine.py, line 19, in <module>: SystemExit: bye\n"),
-        (
-            "class model(keras.Model):\n    def train_step(self, data):\n        return {}",
-            2,
-            "has a train_step of its own",
-        ),
+        ("print('hello')\nimport sys\nsys.exit('bye')", 65),
+        ("class model(keras.Model):\n    def train_step(self, data):\n        return {}", 2),
     ],
     ids=["65", "2"],
 )
-def test_the_command_ends_with_that_code_and_leaves_nothing(python, tmp_path, text, code, says):
+def test_the_command_ends_with_that_code_and_leaves_nothing(python, tmp_path, text, code, snapshot):
     (tmp_path / "mine.py").write_text(HEAD + text + "\n")
     ended = python.run("-m", "trainer", "user=mine.py", "model=model", "data=data", "cluster=1ps2w", cwd=tmp_path)
     assert ended.returncode == code, ended.stderr
-    assert says in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) <= 2
+    assert ended.stderr == snapshot
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]

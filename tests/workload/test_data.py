@@ -180,7 +180,7 @@ def test_large_arrays_stay_where_they_are_and_give_the_same_bits(monkeypatch):
     assert (large.spec, large.train.arrays) == (small.spec, ())
 
 
-def test_a_mapped_file_is_read_and_checked_batch_by_batch(tmp_path, monkeypatch):
+def test_a_mapped_file_is_read_and_checked_batch_by_batch(tmp_path, monkeypatch, snapshot):
     monkeypatch.setattr(arrays, "SMALL_NBYTES", 0)
     x = np.linspace(0, 1, 2000).reshape(1000, 2)
     x[700, 1] = np.nan
@@ -192,7 +192,7 @@ def test_a_mapped_file_is_read_and_checked_batch_by_batch(tmp_path, monkeypatch)
     with pytest.raises(tf.errors.OpError) as raised:
         fetch(data.train, 3, 200)
     error = find_data_error(raised.value)
-    assert str(error).startswith("mine, train features: example 200 holds a value that is not finite as float32")
+    assert str(error) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -286,17 +286,17 @@ def test_records_may_hold_several_features_of_their_own_types(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    "changed",
     [
-        ({"age": {"dtype": "int8"}}, r"features.age=.*, it must have a dtype, one of float32, int64, string, and may"),
-        ({"age": {"dtype": "float32"}}, "record 0: feature 'age' is int64_list, .*; type another dtype .* e.g. int64"),
-        ({"pixels": {"dtype": "float32"}}, r"feature 'pixels' has 2 values, shape \[\] has 1; type .*pixels.shape="),
-        ({"size": {"dtype": "int64"}}, r"has no feature 'size', it holds .*; type data.options.features={NAME:"),
+        {"age": {"dtype": "int8"}},
+        {"age": {"dtype": "float32"}},
+        {"pixels": {"dtype": "float32"}},
+        {"size": {"dtype": "int64"}},
     ],
 )
-def test_several_features_that_do_not_fit_the_records_are_refused(tmp_path, changed, message):
+def test_several_features_that_do_not_fit_the_records_are_refused(tmp_path, changed, raises):
     write_named(tmp_path / "a.tfrecord")
-    with pytest.raises(DataError, match=message):
+    with raises(DataError):
         open_records(tmp_path, features=NAMED | changed)
 
 

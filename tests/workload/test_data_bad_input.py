@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import struct
 
 import keras
@@ -63,17 +62,13 @@ def whole(tmp_path):
 # Any data set
 
 
-def test_an_unknown_data_set_is_refused_with_the_available_names():
-    with pytest.raises(
-        ValueError, match="data.name=mnst is not a data set; type data=NAME with one of mnist_10k, mnist,"
-    ):
+def test_an_unknown_data_set_is_refused_with_the_available_names(raises):
+    with raises(ValueError):
         open_data("mnst", {}, seed=0)
 
 
-def test_an_unknown_option_is_refused_with_the_available_ones():
-    with pytest.raises(
-        ValueError, match="of npz: got an unexpected keyword argument 'file'; allowed: path, scale, classes"
-    ):
+def test_an_unknown_option_is_refused_with_the_available_ones(raises):
+    with raises(ValueError):
         open_data("npz", {"path": "a", "file": "b"}, seed=0)
 
 
@@ -83,10 +78,8 @@ def test_a_missing_option_is_named():
 
 
 @pytest.mark.parametrize("option", ["train_examples", "evaluate_examples", "classes"])
-def test_a_synthetic_set_of_nothing_is_refused(option):
-    with pytest.raises(
-        ValueError, match=f"synthetic has {option} of 0; it must be at least 1, set data.options.{option}"
-    ):
+def test_a_synthetic_set_of_nothing_is_refused(option, raises):
+    with raises(ValueError):
         open_data("synthetic", {option: 0}, seed=0)
 
 
@@ -94,29 +87,27 @@ def test_a_synthetic_set_of_nothing_is_refused(option):
 
 
 @pytest.mark.parametrize(
-    ("train", "message"),
+    "train",
     [
-        pytest.param((X, Y[:3]), r"mine, train: arrays .* labels \[3\]; each", id="lengths differ"),
-        pytest.param((X[:0], Y[:0]), "mine, train features: shape .* has no examples; at least one", id="no examples"),
-        pytest.param((X.astype(str), Y), "train on is string .* on is float32 .* must be the same", id="text"),
-        pytest.param((np.array([{}] * 4), Y), "mine, train features: type object", id="objects"),
-        pytest.param((X[:, :1], Y), "an example to train on is float32 .1, 2, 1., one to evaluate on is", id="shapes"),
-        pytest.param((X.astype(np.uint8), Y), "to train on is uint8 .* on is float32 .* must be the same", id="types"),
-        pytest.param((X, Y.astype(float)), "mine, labels: .* must be the same", id="targets and classes"),
+        pytest.param((X, Y[:3]), id="lengths differ"),
+        pytest.param((X[:0], Y[:0]), id="no examples"),
+        pytest.param((X.astype(str), Y), id="text"),
+        pytest.param((np.array([{}] * 4), Y), id="objects"),
+        pytest.param((X[:, :1], Y), id="shapes"),
+        pytest.param((X.astype(np.uint8), Y), id="types"),
+        pytest.param((X, Y.astype(float)), id="targets and classes"),
     ],
 )
-def test_arrays_that_cannot_be_trained_on_are_refused(train, message):
-    with pytest.raises(DataError, match=message):
+def test_arrays_that_cannot_be_trained_on_are_refused(train, raises):
+    with raises(DataError):
         from_arrays(train, (X, Y), source="mine", classes=3)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
-def test_a_feature_that_is_not_finite_is_refused(value):
+def test_a_feature_that_is_not_finite_is_refused(value, raises):
     features = X.astype(np.float64)
     features[3, 1, 0, 0] = value
-    with pytest.raises(
-        DataError, match=r"mine, evaluate features: example 3 holds .* not finite as float32 .*nan_to_num"
-    ):
+    with raises(DataError):
         from_arrays((X, Y), (features, Y), source="mine")
 
 
@@ -128,46 +119,32 @@ def test_a_missing_npz_file_is_missing_input(tmp_path):
         open_data("npz", {"path": str(tmp_path / "none.npz")}, seed=0)
 
 
-def test_a_folder_is_not_an_npz_file(tmp_path):
-    with pytest.raises(
-        DataError, match="is a directory, data.options.path takes a file; e.g. data.options.path=.*NAME"
-    ):
+def test_a_folder_is_not_an_npz_file(tmp_path, raises):
+    with raises(DataError):
         open_data("npz", {"path": str(tmp_path)}, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(b"", r"a.npz: is empty \(0 bytes\)", id="empty"),
-        pytest.param(
-            b"x_train,y_train\n1,2\n", "a.npz: is not a complete .npz file; copy it again, or write it", id="text"
-        ),
-    ],
-)
-def test_a_file_that_is_not_an_npz_is_refused(tmp_path, content, message):
+@pytest.mark.parametrize("content", [pytest.param(b"", id="empty"), pytest.param(b"x_train,y_train\n1,2\n", id="text")])
+def test_a_file_that_is_not_an_npz_is_refused(tmp_path, content, raises):
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError):
         open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_a_damaged_npz_file_is_refused(tmp_path, damage):
+def test_a_damaged_npz_file_is_refused(tmp_path, damage, raises):
     np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=X, y_test=Y)
     content = bytearray((tmp_path / "a.npz").read_bytes())
     if damage == "flip":
         content[180] ^= 1  # within the data of x_train
     (tmp_path / "a.npz").write_bytes(content if damage == "flip" else content[:-100])
-    with pytest.raises(
-        DataError, match="a.npz: (is not a complete .npz file|cannot be read .*Bad CRC-32.*); copy it again"
-    ):
+    with raises(DataError):
         open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
 
 
-def test_an_npz_file_without_an_array_names_it_and_the_others(tmp_path):
+def test_an_npz_file_without_an_array_names_it_and_the_others(tmp_path, raises):
     np.savez(tmp_path / "a.npz", x_train=X, labels=Y)
-    with pytest.raises(
-        DataError, match=r"has no array y_train, it holds \['labels', 'x_train'\]; write it with np.savez"
-    ):
+    with raises(DataError):
         open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
 
 
@@ -180,15 +157,13 @@ def test_pickles_in_an_npz_file_are_not_executed(tmp_path):
 # Downloads
 
 
-def test_without_a_network_the_message_says_which_file_to_put_where(monkeypatch, tmp_path):
+def test_without_a_network_the_message_says_which_file_to_put_where(monkeypatch, tmp_path, raises):
     def fail():
         raise OSError("URL fetch failure on https://example.org: no route to host")
 
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setattr(keras.datasets.cifar10, "load_data", fail)
-    with pytest.raises(
-        MissingInputError, match="no route to host.*x_train, y_train.* type data.options.path=/data/cifar10.npz"
-    ):
+    with raises(MissingInputError):
         open_data("cifar10", {"path": None}, seed=0)
     assert is_missing({"name": "cifar10", "options": {"path": None}})
 
@@ -204,11 +179,9 @@ def test_data_that_was_downloaded_needs_no_network_again(monkeypatch, tmp_path):
     assert not is_missing({"name": "mnist_10k", "options": {}})
 
 
-def test_images_of_another_shape_are_refused(tmp_path):
+def test_images_of_another_shape_are_refused(tmp_path, raises):
     np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=X, y_test=Y)
-    with pytest.raises(
-        DataError, match=r"images are \[2, 2, 1\], they must be \[32, 32, 3\]; for other shapes type data=npz"
-    ):
+    with raises(DataError):
         open_data("cifar10", {"path": str(tmp_path / "a.npz")}, seed=0)
 
 
@@ -216,20 +189,18 @@ def test_images_of_another_shape_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        pytest.param(b"\0\0\x08\x01", "not a complete gzip file", id="not compressed"),
-        pytest.param(gzip.compress(b"\0\0\x08\x01\0\0\0\2AB")[:-9], "not a complete gzip file", id="cut"),
-        pytest.param(gzip.compress(b"hello"), "starts with 68 65 6c 6c, .* starts with 00 00 08 01", id="not IDX"),
-        pytest.param(gzip.compress(b"\0\0\x08\x03" + bytes(12)), "starts with 00 00 08 03", id="images for labels"),
-        pytest.param(
-            gzip.compress(b"\0\0\x08\x01\0\0\0\3AB"), r"2 bytes of data, its header \[3\] says 3", id="too short"
-        ),
+        pytest.param(b"\0\0\x08\x01", id="not compressed"),
+        pytest.param(gzip.compress(b"\0\0\x08\x01\0\0\0\2AB")[:-9], id="cut"),
+        pytest.param(gzip.compress(b"hello"), id="not IDX"),
+        pytest.param(gzip.compress(b"\0\0\x08\x03" + bytes(12)), id="images for labels"),
+        pytest.param(gzip.compress(b"\0\0\x08\x01\0\0\0\3AB"), id="too short"),
     ],
 )
-def test_a_damaged_idx_file_is_refused(tmp_path, content, message):
+def test_a_damaged_idx_file_is_refused(tmp_path, content, raises):
     (tmp_path / "labels.gz").write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError):
         read_idx(tmp_path / "labels.gz", dimensions=1)
 
 
@@ -241,8 +212,8 @@ def test_a_pattern_that_matches_nothing_is_missing_input(tmp_path):
         open_records(tmp_path / "*.tfrecord")
 
 
-def test_a_folder_is_not_a_tfrecord_file(tmp_path):
-    with pytest.raises(DataError, match="is a directory, data.options.train takes a file"):
+def test_a_folder_is_not_a_tfrecord_file(tmp_path, raises):
+    with raises(DataError):
         open_records(tmp_path)
 
 
@@ -253,43 +224,39 @@ def test_an_empty_tfrecord_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"hello", b"x_train,y_train\n" * 20], ids=["short", "long"])
-def test_a_file_that_is_not_a_tfrecord_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_tfrecord_is_refused(tmp_path, content, raises):
     (tmp_path / "a.tfrecord").write_bytes(content)
-    with pytest.raises(DataError, match="a.tfrecord: is not a TFRecord file"):
+    with raises(DataError):
         open_records(tmp_path / "a.tfrecord")
 
 
-def test_a_gzipped_file_is_recognised(whole):
+def test_a_gzipped_file_is_recognised(whole, raises):
     whole.write_bytes(gzip.compress(whole.read_bytes()))
-    with pytest.raises(DataError, match="is compressed with gzip, only uncompressed files .*; gunzip it"):
+    with raises(DataError):
         open_records(whole)
 
 
-def test_a_declared_compression_is_refused(whole):
-    with pytest.raises(
-        DataError, match="compression=gzip, only uncompressed files .* type data.options.compression=none"
-    ):
+def test_a_declared_compression_is_refused(whole, raises):
+    with raises(DataError):
         open_records(whole, compression="gzip")
 
 
 @pytest.mark.parametrize("cut", [1, 4, 30], ids=lambda cut: f"{cut} bytes short")
-def test_a_file_cut_within_its_last_record_is_refused(whole, cut):
+def test_a_file_cut_within_its_last_record_is_refused(whole, cut, raises):
     whole.write_bytes(whole.read_bytes()[:-cut])
-    with pytest.raises(DataError, match="a.tfrecord, record 2: the file ends within it, at byte .*; copy or write"):
+    with raises(DataError):
         open_records(whole)
 
 
-def test_a_file_cut_within_a_length_is_refused(whole):
+def test_a_file_cut_within_a_length_is_refused(whole, raises):
     whole.write_bytes(whole.read_bytes() + b"\0\0\0")
-    with pytest.raises(DataError, match="a.tfrecord, record 3: the file ends within it"):
+    with raises(DataError):
         open_records(whole)
 
 
-def test_a_file_cut_between_records_is_noticed_when_their_number_is_known(tmp_path):
+def test_a_file_cut_between_records_is_noticed_when_their_number_is_known(tmp_path, raises):
     path = write(tmp_path / "a.tfrecord", *[example()] * 2)
-    with pytest.raises(
-        DataError, match="2 records in 1 files, data.options.train_examples says 3; copy the files again, or"
-    ):
+    with raises(DataError):
         open_records(path, train_examples=3)
 
 
@@ -303,15 +270,15 @@ def record_start(path, number):
     return path.stat().st_size // 3 * number
 
 
-def test_a_flipped_bit_in_a_length_is_found(whole):
+def test_a_flipped_bit_in_a_length_is_found(whole, raises):
     flip(whole, record_start(whole, 1))
-    with pytest.raises(DataError, match="a.tfrecord, record 1: the checksum of its length is wrong"):
+    with raises(DataError):
         open_records(whole)
 
 
-def test_a_flipped_bit_in_a_record_is_found_at_the_start(whole):
+def test_a_flipped_bit_in_a_record_is_found_at_the_start(whole, raises):
     flip(whole, record_start(whole, 2) + 20)
-    with pytest.raises(DataError, match="a.tfrecord, record 2: the checksum of its data is wrong"):
+    with raises(DataError):
         open_records(whole)
 
 
@@ -319,61 +286,49 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(8) + struct.pack(">II", 3, 2)
 
 
 @pytest.mark.parametrize(
-    ("changed", "options", "message"),
+    ("changed", "options"),
     [
-        pytest.param(
-            {"image": None}, {}, r"has no feature 'image', it holds \['label'\]; type .*feature=", id="missing"
-        ),
-        pytest.param({"label": None}, {}, r"no feature 'label', it holds \['image'\]; type .*label=", id="no label"),
-        pytest.param(
-            {"image": blob(b"abcd")}, {}, "'image' is bytes_list, it must be float_list; type .*raw or png", id="type"
-        ),
-        pytest.param({"image": tf.train.Feature()}, {}, "feature 'image' is empty, it must be float_list", id="empty"),
-        pytest.param({"label": floats(1)}, {}, "'label' is float_list, it must be int64_list", id="label type"),
-        pytest.param({"image": floats(1, 2)}, {}, r"has 2 values, shape \[2, 2, 1\] has 4; type .*shape=", id="shape"),
-        pytest.param({"image": floats(1, 2, 3, np.nan)}, {}, "'image' holds NaN or infinity", id="NaN"),
-        pytest.param({"label": integers(1, 2)}, {}, "'label' has 2 values, it must have 1", id="two labels"),
-        pytest.param(
-            {"label": integers(3)}, {}, "label 3 is not in 0..2; type data.options.classes=COUNT", id="label above"
-        ),
-        pytest.param({"label": integers(-1)}, {}, "label -1 is not in 0..2", id="label below"),
-        pytest.param({"image": blob(b"abc")}, {"encoding": "raw"}, "has 3 bytes, shape .* has 4", id="raw size"),
-        pytest.param({"image": blob(b"a", b"b")}, {"encoding": "raw"}, "has 2 values, it must have 1", id="two blobs"),
-        pytest.param(
-            {"image": blob(b"abcd")}, {"encoding": "png"}, "is not a PNG image; type .*encoding=raw", id="no png"
-        ),
-        pytest.param(
-            {"image": blob(PNG)}, {"encoding": "png"}, r"2 high and 3 wide, .*type .*\[2, 3, 1\]", id="png size"
-        ),
+        pytest.param({"image": None}, {}, id="missing"),
+        pytest.param({"label": None}, {}, id="no label"),
+        pytest.param({"image": blob(b"abcd")}, {}, id="type"),
+        pytest.param({"image": tf.train.Feature()}, {}, id="empty"),
+        pytest.param({"label": floats(1)}, {}, id="label type"),
+        pytest.param({"image": floats(1, 2)}, {}, id="shape"),
+        pytest.param({"image": floats(1, 2, 3, np.nan)}, {}, id="NaN"),
+        pytest.param({"label": integers(1, 2)}, {}, id="two labels"),
+        pytest.param({"label": integers(3)}, {}, id="label above"),
+        pytest.param({"label": integers(-1)}, {}, id="label below"),
+        pytest.param({"image": blob(b"abc")}, {"encoding": "raw"}, id="raw size"),
+        pytest.param({"image": blob(b"a", b"b")}, {"encoding": "raw"}, id="two blobs"),
+        pytest.param({"image": blob(b"abcd")}, {"encoding": "png"}, id="no png"),
+        pytest.param({"image": blob(PNG)}, {"encoding": "png"}, id="png size"),
     ],
 )
-def test_a_record_with_a_wrong_feature_is_named(tmp_path, changed, options, message):
+def test_a_record_with_a_wrong_feature_is_named(tmp_path, changed, options, raises):
     good = {"raw": blob(b"abcd"), "png": blob(tf.io.encode_png(np.zeros((2, 2, 1), np.uint8)).numpy())}
     first = example(image=good[options["encoding"]]) if options else example()
     path = write(tmp_path / "a.tfrecord", first, example(**changed))
-    with pytest.raises(DataError, match=f"a.tfrecord, record 1: .*{message}"):
+    with raises(DataError):
         open_records(path, **options)
 
 
-def test_a_record_that_is_not_an_example_is_named(tmp_path):
+def test_a_record_that_is_not_an_example_is_named(tmp_path, raises):
     path = write(tmp_path / "a.tfrecord", example(), b"\xff\xffhello")
-    with pytest.raises(DataError, match="a.tfrecord, record 1: is not a tf.train.Example; write the file with"):
+    with raises(DataError):
         open_records(path)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        pytest.param({"encoding": "jpeg"}, "encoding=jpeg, it must be one of float, raw, png", id="encoding"),
-        pytest.param(
-            {"encoding": "png", "shape": [4]}, r"shape=\[4\], png images have \[height, width", id="png shape"
-        ),
-        pytest.param({"shape": [2, 0]}, r"shape=\[2, 0\], .* sizes must be at least 1", id="size zero"),
-        pytest.param({"classes": 0}, "classes=0; sizes must be at least 1", id="no classes"),
+        pytest.param({"encoding": "jpeg"}, id="encoding"),
+        pytest.param({"encoding": "png", "shape": [4]}, id="png shape"),
+        pytest.param({"shape": [2, 0]}, id="size zero"),
+        pytest.param({"classes": 0}, id="no classes"),
     ],
 )
-def test_options_of_records_are_checked(whole, options, message):
-    with pytest.raises(DataError, match=message):
+def test_options_of_records_are_checked(whole, options, raises):
+    with raises(DataError):
         open_records(whole, **options)
 
 
@@ -391,26 +346,24 @@ def read_batch(data):
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    "record",
     [
-        pytest.param(
-            example(image=None), "a.tfrecord, byte .*image.* is required but could not be found", id="missing"
-        ),
-        pytest.param(example(image=floats(1)), "a.tfrecord, byte .*Key: image.*Number of float values", id="shape"),
-        pytest.param(b"\xff\xffhello", "Could not parse example input", id="garbage"),
+        pytest.param(example(image=None), id="missing"),
+        pytest.param(example(image=floats(1)), id="shape"),
+        pytest.param(b"\xff\xffhello", id="garbage"),
     ],
 )
-def test_a_bad_record_met_in_training_is_a_data_error(tmp_path, record, message):
+def test_a_bad_record_met_in_training_is_a_data_error(tmp_path, record, raises):
     data = open_records(write(tmp_path / "a.tfrecord", example(), record), verify=False)
-    with pytest.raises(DataError, match=f"{message}(.|\n)*; type data.options.verify=true to find all"):
+    with raises(DataError):
         raise read_batch(data)
 
 
-def test_a_file_that_shrinks_under_a_run_is_a_data_error(tmp_path):
+def test_a_file_that_shrinks_under_a_run_is_a_data_error(tmp_path, raises):
     path = write(tmp_path / "a.tfrecord", *[example()] * 2)
     data = open_records(path)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="^[^:]*a.tfrecord, byte .*: the file has become shorter since the start"):
+    with raises(DataError):
         raise read_batch(data)
 
 
@@ -462,61 +415,50 @@ def with_flip(number, place):
 
 
 DAMAGES = {
-    "missing": (lambda path: path.with_name("none.tfrecord"), {}, 66, "no file matches .* type 'data.options.train="),
-    "no match": (lambda path: path.with_name("*.csv"), {}, 66, "no file matches .* type 'data.options.train="),
-    "empty": (with_content(b""), {}, 65, r"is empty \(0 bytes\); copy it again, or type data.options.train="),
-    "folder": (as_folder, {}, 65, "is a directory, data.options.train takes a file; e.g. data.options.train="),
-    "not a TFRecord": (with_content(b"a,b\n1,2\n3,4\n5,6\n"), {}, 65, "is not a TFRecord file .*; copy or write"),
-    "gzip": (zip_up, {}, 65, "is compressed with gzip, only uncompressed files .*; gunzip it"),
-    "cut": (cut_last_bytes, {}, 65, "record 2: the file ends within it, at byte .*; copy or write the file again"),
-    "cut between": (
-        nothing,
-        {"train_examples": 4},
-        65,
-        "3 records in 1 files, .*says 4; copy the files again, or type",
-    ),
-    "flipped length": (with_flip(1, 0), {}, 65, "record 1: the checksum of its length is wrong; copy or write"),
-    "flipped data": (with_flip(2, 20), {}, 65, "record 2: the checksum of its data is wrong; copy or write"),
-    "no feature": (with_record(image=None), {}, 65, "record 1: has no feature 'image', .*; type data.options.feature="),
-    "type": (with_record(image=blob(b"x")), {}, 65, "record 1: feature 'image' is bytes_list, .*; type data.options"),
-    "shape": (with_record(image=floats(1)), {}, 65, "record 1: .* has 1 values, shape .* has 4; type data.options.sha"),
-    "label": (with_record(label=integers(3)), {}, 65, "record 1: label 3 is not in 0..2; type data.options.classes="),
-    "NaN": (with_record(image=floats(1, 2, 3, np.nan)), {}, 65, "record 1: .* holds NaN or infinity; remove the reco"),
+    "missing": (lambda path: path.with_name("none.tfrecord"), {}, 66),
+    "no match": (lambda path: path.with_name("*.csv"), {}, 66),
+    "empty": (with_content(b""), {}, 65),
+    "folder": (as_folder, {}, 65),
+    "not a TFRecord": (with_content(b"a,b\n1,2\n3,4\n5,6\n"), {}, 65),
+    "gzip": (zip_up, {}, 65),
+    "cut": (cut_last_bytes, {}, 65),
+    "cut between": (nothing, {"train_examples": 4}, 65),
+    "flipped length": (with_flip(1, 0), {}, 65),
+    "flipped data": (with_flip(2, 20), {}, 65),
+    "no feature": (with_record(image=None), {}, 65),
+    "type": (with_record(image=blob(b"x")), {}, 65),
+    "shape": (with_record(image=floats(1)), {}, 65),
+    "label": (with_record(label=integers(3)), {}, 65),
+    "NaN": (with_record(image=floats(1, 2, 3, np.nan)), {}, 65),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_bad_data_is_reported_with_its_place_and_its_exit_code(whole, kind):
-    damage, options, code, says = DAMAGES[kind]
+def test_bad_data_is_reported_with_its_place_and_its_exit_code(whole, kind, snapshot):
+    damage, options, code = DAMAGES[kind]
     path = damage(whole)
     given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
     before = sorted(whole.parent.rglob("*"))
     answer = describe.answer(ModelProbe.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
     assert answer["exit_code"] == code
-    assert answer["failure"].startswith(str(path))
-    assert re.search(says, answer["failure"])
+    assert answer["failure"] == snapshot
     assert sorted(whole.parent.rglob("*")) == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "options", "code", "says"),
-    [
-        ("none.tfrecord", [], 66, "none.tfrecord: no file matches"),
-        ("a.tfrecord", ["data.options.classes=1"], 65, "a.tfrecord, record 0: label 1 is not in 0..0; type data.opt"),
-        ("a.tfrecord", [], 2, "one global batch takes 256 examples, but the data has 3\n    type train.batch_size=2\n"),
-    ],
+    ("name", "options", "code"),
+    [("none.tfrecord", [], 66), ("a.tfrecord", ["data.options.classes=1"], 65), ("a.tfrecord", [], 2)],
     ids=["missing", "label", "few records"],
 )
-def test_the_command_ends_with_that_code_before_any_task_starts(whole, python, name, options, code, says):
+def test_the_command_ends_with_that_code_before_any_task_starts(whole, python, snapshot, name, options, code):
     path = whole.with_name(name)
     files = [f"data.options.{part}={path}" for part in ("train", "evaluate")]
     shape = ["data.options.shape=[2,2,1]", "data.options.classes=3"]
     arguments = ["cluster=1ps2w", "model=mlp", "data=tfrecord", *files, *shape, *options]
     ended = python.run("-m", "trainer", *arguments, cwd=whole.parent)
     assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
-    assert says in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr == snapshot
     assert [path.name for path in whole.parent.iterdir()] == ["a.tfrecord"]
 
 

@@ -80,8 +80,8 @@ def test_replicas_together_see_what_one_process_sees(replicas):
     assert list(itertools.chain(*parts)) == indices(1, 9, batch_size=12, count=100)
 
 
-def test_a_batch_that_replicas_cannot_share_is_refused():
-    with pytest.raises(ValueError, match="batch_size=10, replica=0, replicas=3: replicas must divide batch_size"):
+def test_a_batch_that_replicas_cannot_share_is_refused(raises):
+    with raises(ValueError):
         batch_indices(0, 0, batch_size=10, replica=0, replicas=3, count=100)
 
 
@@ -157,11 +157,8 @@ def test_tensorflow_uses_the_arrays_without_a_copy():
     assert [array.ctypes.data % 64 for array in examples.arrays] == [0, 0]
 
 
-def test_a_batch_larger_than_the_data_set_is_refused():
-    with (
-        tf.Graph().as_default(),
-        pytest.raises(DataError, match="has 7 examples to train on, one global batch takes 8; type train.batch_size=6"),
-    ):
+def test_a_batch_larger_than_the_data_set_is_refused(raises):
+    with tf.Graph().as_default(), raises(DataError):
         training_batches(numbered(7), seed=0, start=0, stop=9, batch_size=8, replica=0, replicas=2)
 
 

@@ -94,15 +94,13 @@ def test_dropout_is_in_the_model_only_on_request(build):
 
 
 @pytest.mark.parametrize("build", [cnn, resnet20])
-def test_a_model_of_images_refuses_other_shapes(build):
-    with pytest.raises(
-        ValueError, match=r"takes images of \[height, width, channels\], but the data has \[784\]; type model=mlp"
-    ):
+def test_a_model_of_images_refuses_other_shapes(build, raises):
+    with raises(ValueError):
         build((784,), 10)
 
 
-def test_resnet20_refuses_to_have_no_blocks():
-    with pytest.raises(ValueError, match="blocks=0; it must be at least 1"):
+def test_resnet20_refuses_to_have_no_blocks(raises):
+    with raises(ValueError):
         resnet20((32, 32, 3), 10, blocks=0)
 
 
@@ -135,15 +133,12 @@ def test_ctr_takes_columns_and_may_normalize_the_numbers():
 
 
 @pytest.mark.parametrize(
-    ("features", "message"),
+    "features",
     [
-        (
-            {"numbers": ArraySpec((13,), "float32")},
-            "model ctr needs features that are known to be ids; type data=clicks",
-        ),
-        ({"id": ArraySpec((1,), "int64", ids=9), "town": ArraySpec((1,), "string")}, "ids.town=vocabulary"),
+        {"numbers": ArraySpec((13,), "float32")},
+        {"id": ArraySpec((1,), "int64", ids=9), "town": ArraySpec((1,), "string")},
     ],
 )
-def test_ctr_refuses_features_that_it_cannot_take(features, message):
-    with pytest.raises(ValueError, match=message):
+def test_ctr_refuses_features_that_it_cannot_take(features, raises):
+    with raises(ValueError):
         ctr(spec_of(**features))

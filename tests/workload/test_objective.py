@@ -196,21 +196,9 @@ def test_a_step_moves_state_of_any_type_and_no_frozen_weight(accumulate):
 # Where loss and metrics come from
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("softmax", "loss: sparse_categorical_crossentropy from compile(); metrics: accuracy from compile()"),
-        (
-            "two outputs",
-            "loss: a: binary_crossentropy, b: mse from compile(); metrics: a: accuracy, b: mae from compile()",
-        ),
-        ("a named loss", "loss: mse from the config; metrics: mean_absolute_error, rmse from the config"),
-        ("compute_loss", "loss: compute_loss of Variational; metrics: none"),
-        ("weights", "loss: sparse_categorical_crossentropy of logits, by default; metrics: accuracy, by default"),
-    ],
-)
-def test_it_is_said_where_loss_and_metrics_come_from(kind, text):
-    assert workload(kind).objective.text.startswith(text)
+@pytest.mark.parametrize("kind", ["softmax", "two outputs", "a named loss", "compute_loss", "weights"])
+def test_it_is_said_where_loss_and_metrics_come_from(kind, snapshot):
+    assert workload(kind).objective.text == snapshot
 
 
 def objective_of(model: str, data: str, functions: Mapping[str, Any] | None = None, **named: Any) -> Objective:
@@ -223,7 +211,7 @@ def objective_of(model: str, data: str, functions: Mapping[str, Any] | None = No
     return objective
 
 
-def test_a_loss_of_the_user_gets_all_labels_and_outputs():
+def test_a_loss_of_the_user_gets_all_labels_and_outputs(snapshot):
     seen = []
 
     def loss(y: Any, outputs: Any, weight: Any = None) -> Any:
@@ -231,7 +219,7 @@ def test_a_loss_of_the_user_gets_all_labels_and_outputs():
         return tf.reduce_mean(outputs["b"])
 
     made = objective_of("two_outputs", "two_targets", {"loss": loss})
-    assert made.text.startswith("loss: loss of the user's file; ")
+    assert made.text == snapshot
     assert seen == [(({"a": (7, 1), "b": (7, 1)}, {"a": (7, 1), "b": (7, 1)}), True)] * len(seen)
 
 
@@ -277,11 +265,11 @@ def test_numbers_have_the_shape_of_outputs_without_a_last_axis():
     assert {(len(labels), labels == outputs) for labels, outputs in shapes} == {(1, True)}
 
 
-def test_a_loss_that_combines_each_label_with_every_output_is_refused():
+def test_a_loss_that_combines_each_label_with_every_output_is_refused(raises):
     def loss(y: Any, outputs: Any) -> Any:
         return tf.abs(y[:, None] - outputs)
 
-    with pytest.raises(trial.Mismatch, match=r"loss returns \[7, 7\], each label with every output"):
+    with raises(trial.Mismatch):
         objective_of("one_number", "numbers", {"loss": loss})
 
 
@@ -317,11 +305,11 @@ def test_a_metric_may_return_its_variable():
         assert session.run(results(tf.constant([3.0]))) == {"mine": 3.0}
 
 
-def test_a_model_made_with_a_list_of_inputs_gets_one(recwarn):
+def test_a_model_made_with_a_list_of_inputs_gets_one(recwarn, snapshot):
     from zoo import cosine
 
     made = objective_of("towers", "pairs", {"loss": cosine})
-    assert made.text.startswith("loss: loss of the user's file")
+    assert made.text == snapshot
     assert not [one for one in recwarn if "structure of `inputs`" in str(one.message)]
 
 
@@ -334,30 +322,30 @@ def test_metrics_of_the_user_have_their_names():
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "named", "message"),
+    ("model", "data", "named"),
     [
-        ("softmax_not_compiled", "pictures", {}, "takes logits, but the model's outputs lie in 0..1 and sum to 1: "),
-        ("small", "weighted", {"loss_options": {"from_logits": False}}, "takes probabilities, but .* outputs range"),
-        ("small", "one_hot", {}, r"no loss is named, and the labels are float32 \[3\]; type model.loss=mean_squared"),
-        ("small", "weighted", {"loss": "mean_sqared_error"}, "not a loss of Keras or .* mean MeanSquaredError"),
-        ("small", "weighted", {"metrics": ["AUCC"]}, "model.metrics: AUCC is not a metric of Keras or .* mean AUC"),
-        ("small", "weighted", {"metrics": [{"AUC": {"bins": 3}}]}, "model.metrics, options of AUC: .*bins"),
-        ("small", "weighted", {"loss": "huber", "loss_options": {"sigma": 3}}, "model.loss_options of huber: .*sigma"),
-        ("Trains", "weighted", {}, "Trains has a train_step of its own, which would not run: .* override compute_loss"),
-        ("constrained", "weighted", {}, "out/kernel' has a constraint, UnitNorm, which is not applied; leave it out"),
-        ("spectral", "weighted", {}, "assigns the trainable variable .*kernel when it is called, as SpectralNormaliz"),
-        ("small", "weighted", {"class_weight": {2: 1.0}}, r"class_weight=\{2: 1.0\} is not a mapping .*0..1"),
-        ("small", "weighted", {"class_weight": {"a": "b"}}, "is not a mapping from classes"),
-        ("two_outputs", "two_targets", {"class_weight": {1: 2.0}}, "class_weight needs one array of labels, .*weights"),
-        ("mlp", "two_targets", {}, 'number of classes is unknown: add "classes": N to what the function of the data'),
-        ("autoencoder", "weighted", {"loss": "mse"}, "cannot be computed: ValueError: .*shape"),
+        ("softmax_not_compiled", "pictures", {}),
+        ("small", "weighted", {"loss_options": {"from_logits": False}}),
+        ("small", "one_hot", {}),
+        ("small", "weighted", {"loss": "mean_sqared_error"}),
+        ("small", "weighted", {"metrics": ["AUCC"]}),
+        ("small", "weighted", {"metrics": [{"AUC": {"bins": 3}}]}),
+        ("small", "weighted", {"loss": "huber", "loss_options": {"sigma": 3}}),
+        ("Trains", "weighted", {}),
+        ("constrained", "weighted", {}),
+        ("spectral", "weighted", {}),
+        ("small", "weighted", {"class_weight": {2: 1.0}}),
+        ("small", "weighted", {"class_weight": {"a": "b"}}),
+        ("two_outputs", "two_targets", {"class_weight": {1: 2.0}}),
+        ("mlp", "two_targets", {}),
+        ("autoencoder", "weighted", {"loss": "mse"}),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_starts(model, data, named, message):
+def test_what_does_not_fit_is_refused_before_anything_starts(model, data, named, snapshot):
+    keras.utils.clear_session(free_memory=False)  # names of layers are numbered from 0 in each test
     question = ModelProbe(asdict(ModelConfig(model)) | named, {"name": data, "options": {}}, ZOO, seed=1)
     result = describe.answer(question)
-    text = result.get("problem", {}).get("message") or result.get("failure", "")
-    assert re.search(message, text), result
+    assert (result.get("problem", {}).get("message") or result["failure"]) == snapshot
 
 
 def test_an_error_of_the_users_code_names_its_line():

@@ -56,8 +56,8 @@ def test_the_feature_of_an_example_is_its_number():
 
 
 @pytest.mark.parametrize("examples", [0, 2**24 + 1])
-def test_numbers_that_float32_cannot_distinguish_are_refused(examples):
-    with pytest.raises(ValueError, match=f"oracle has examples of {examples}; .* set data.options.examples"):
+def test_numbers_that_float32_cannot_distinguish_are_refused(examples, raises):
+    with raises(ValueError):
         open_data("oracle", {"examples": examples}, seed=0)
 
 
@@ -105,14 +105,14 @@ def test_an_example_that_the_model_does_not_count_is_an_error_with_a_remedy():
         step([0, 8])
 
 
-def test_other_data_is_refused():
-    with pytest.raises(ValueError, match=r"\[1\], but the data has \[28, 28, 1\]; type data=oracle"):
+def test_other_data_is_refused(raises):
+    with raises(ValueError):
         oracle((28, 28, 1), 10)
 
 
 @pytest.mark.parametrize("options", [{"parts": 0}, {"examples": 0}])
-def test_a_model_that_counts_nothing_is_refused(options):
-    with pytest.raises(ValueError, match="both must be at least 1"):
+def test_a_model_that_counts_nothing_is_refused(options, raises):
+    with raises(ValueError):
         oracle((1,), 2, **options)
 
 
@@ -145,37 +145,29 @@ def test_counts_as_expected_are_no_problem():
     assert check_counts(counts, np.array([2, 3, 2])) == []
 
 
-def test_a_problem_names_the_parameter_the_examples_and_by_how_much():
+def test_a_problem_names_the_parameter_the_examples_and_by_how_much(snapshot):
     counts = {"counts_0/counts": np.float32([2, 2, 2, 5]), "counts_1/counts": np.float32([2, 3, 3, 4])}
-    assert check_counts(counts, np.array([2, 3, 3, 2])) == [
-        "counts_0/counts: examples 1, 2 counted once fewer than expected",
-        "counts_0/counts: example 3 counted 3 times more than expected",
-        "counts_1/counts: example 3 counted 2 times more than expected",
-    ]
+    assert check_counts(counts, np.array([2, 3, 3, 2])) == snapshot
 
 
-def test_at_most_ten_examples_are_named_in_a_message():
+def test_at_most_ten_examples_are_named_in_a_message(snapshot):
     (problem,) = check_counts({"counts_0/counts": np.zeros(96)}, np.ones(96, np.int64))
-    assert (
-        problem == "counts_0/counts: examples 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 86 more counted once fewer than expected"
-    )
+    assert problem == snapshot
 
 
 @pytest.mark.parametrize("value", [1.5, np.nan, np.inf])
-def test_a_count_that_is_not_an_integer_is_a_problem(value):
+def test_a_count_that_is_not_an_integer_is_a_problem(value, snapshot):
     (problem,) = check_counts({"counts_0/counts": np.float32([1, value])}, np.array([1, 1]))
-    assert problem.startswith(f"counts_0/counts has no whole number for example 1, {value}; ")
+    assert problem == snapshot
 
 
-def test_counts_of_another_number_of_examples_are_a_problem():
+def test_counts_of_another_number_of_examples_are_a_problem(snapshot):
     problems = check_counts({"counts_0/counts": np.float32([1, 1])}, np.array([1]))
-    assert problems == ["counts_0/counts counts 2 examples, but the data has 1"]
+    assert problems == snapshot
 
 
-def test_parameters_without_counts_are_a_problem():
-    assert check_counts({"dense/kernel": np.float32([1])}, np.array([1])) == [
-        "there are no counts: these are not the parameters of model=oracle"
-    ]
+def test_parameters_without_counts_are_a_problem(snapshot):
+    assert check_counts({"dense/kernel": np.float32([1])}, np.array([1])) == snapshot
 
 
 # ---- real runs

@@ -142,55 +142,39 @@ def test_a_share_of_the_examples_is_the_same_everywhere():
 
 
 BAD_TABLES = {
-    "missing number": ({}, PEOPLE, r"people.csv, column height: row 1 .*4 are missing in all; type data.options.miss"),
-    "no column": ({"label": "grad"}, PEOPLE, r"has no column 'grad'; did you mean 'grade'\?"),
-    "text matrix": ({"matrix": True, "missing": 0}, PEOPLE, "columns name, town, grade are text and do not go into"),
-    "lengths": ({}, "a,b\n1,2\n1,2,3\n", "people.csv, about line 3: has 3 values, there are 2 columns; correct the"),
-    "no rows": ({}, "a,b\n", "people.csv: has no rows"),
-    "two names": ({}, "a,a\n1,2\n", "has two columns named 'a'; rename one"),
-    "infinite": ({}, "a,b\n1,2\ninf,2\n", "features/a: example 1 holds a value that is not finite|features: example 1"),
-    "not UTF-8": ({}, b"a,b\n\xff,1\n", "is not UTF-8 .byte 0xff.; save it as UTF-8"),
-    "type": ({"dtypes": {"name": "float32"}}, PEOPLE, "column name: holds text; type data.options.dtypes.name=another"),
-    "unknown type": (
-        {"dtypes": {"name": "int8"}},
-        PEOPLE,
-        "dtypes.name=int8, it must be one of string, float32, int64",
-    ),
-    "rounded type": ({"dtypes": {"a": "int64"}}, "a,b\n9007199254740993,1\n5.0,2\n", "column a: holds numbers that"),
-    "fraction": ({"dtypes": {"a": "int64"}}, "a,b\n5.5,1\n5.0,2\n", "column a: holds numbers that"),
-    "separator": ({"separator": "::"}, PEOPLE, "data.options.separator='::', it must be one character"),
-    "share": ({"evaluate": 1.5}, PEOPLE, "data.options.evaluate=1.5, a share of the examples lies between 0 and 1"),
-    "small share": (
-        {"evaluate": 0.01, "missing": 0},
-        PEOPLE,
-        "a share of 0.01 of 4 examples is 0; both parts need at least one",
-    ),
-    "other columns": ({"evaluate": "other.csv"}, PEOPLE, r"other.csv: has the columns \['b'\], .* has \['name', 'age'"),
-    "ids of fractions": (
-        {"ids": {"height": 10}, "missing": 0},
-        PEOPLE,
-        "column height: has numbers that are no integers.*type data.options.dtypes.height=string",
-    ),
-    "rule of ids": ({"ids": {"town": "hash"}}, PEOPLE, "data.options.ids.town=hash, it must be vocabulary, or the num"),
-    "no ids": ({"ids": {"town": 0}}, PEOPLE, "data.options.ids.town=0, it must be vocabulary, or the number of ids"),
-    "ids of no column": ({"ids": {"twon": 9}, "missing": 0}, PEOPLE, r"has no column 'twon'; did you mean 'town'\?"),
-    "ids of a label": (
-        {"ids": {"grade": 9}, "label": "grade"},
-        PEOPLE,
-        "data.options.ids.grade: is no feature; remove",
-    ),
-    "ids in a matrix": ({"ids": {"town": 9}, "matrix": True}, PEOPLE, "matrix=true makes numbers of all features, whi"),
-    "nothing left": ({"label": ["a", "b"]}, "a,b\n1,2\n", "no column is left for the features"),
+    "missing number": ({}, PEOPLE),
+    "no column": ({"label": "grad"}, PEOPLE),
+    "text matrix": ({"matrix": True, "missing": 0}, PEOPLE),
+    "lengths": ({}, "a,b\n1,2\n1,2,3\n"),
+    "no rows": ({}, "a,b\n"),
+    "two names": ({}, "a,a\n1,2\n"),
+    "infinite": ({}, "a,b\n1,2\ninf,2\n"),
+    "not UTF-8": ({}, b"a,b\n\xff,1\n"),
+    "type": ({"dtypes": {"name": "float32"}}, PEOPLE),
+    "unknown type": ({"dtypes": {"name": "int8"}}, PEOPLE),
+    "rounded type": ({"dtypes": {"a": "int64"}}, "a,b\n9007199254740993,1\n5.0,2\n"),
+    "fraction": ({"dtypes": {"a": "int64"}}, "a,b\n5.5,1\n5.0,2\n"),
+    "separator": ({"separator": "::"}, PEOPLE),
+    "share": ({"evaluate": 1.5}, PEOPLE),
+    "small share": ({"evaluate": 0.01, "missing": 0}, PEOPLE),
+    "other columns": ({"evaluate": "other.csv"}, PEOPLE),
+    "ids of fractions": ({"ids": {"height": 10}, "missing": 0}, PEOPLE),
+    "rule of ids": ({"ids": {"town": "hash"}}, PEOPLE),
+    "no ids": ({"ids": {"town": 0}}, PEOPLE),
+    "ids of no column": ({"ids": {"twon": 9}, "missing": 0}, PEOPLE),
+    "ids of a label": ({"ids": {"grade": 9}, "label": "grade"}, PEOPLE),
+    "ids in a matrix": ({"ids": {"town": 9}, "matrix": True}, PEOPLE),
+    "nothing left": ({"label": ["a", "b"]}, "a,b\n1,2\n"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_TABLES)
-def test_a_csv_file_that_cannot_be_used_is_refused(tmp_path, monkeypatch, kind):
-    options, text, message = BAD_TABLES[kind]
+def test_a_csv_file_that_cannot_be_used_is_refused(tmp_path, monkeypatch, kind, raises):
+    options, text = BAD_TABLES[kind]
     monkeypatch.chdir(tmp_path)
     Path("people.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     Path("other.csv").write_text("b\n1\n")
-    with pytest.raises(DataError, match=message):
+    with raises(DataError):
         open_data("csv", {"path": "people.csv", "evaluate": "people.csv", **options}, seed=0)
 
 
@@ -231,26 +215,22 @@ def test_files_of_criteo_are_converted_once_and_mapped(tmp_path, monkeypatch):
 
 
 BAD_CRITEO = {
-    "few values": (
-        criteo_lines(2) + b"1\t2\n",
-        {},
-        "day_0, line 3: has 2 values, separated by tabs; a label, 13 numbers",
-    ),
-    "no number": (b"x" + criteo_lines(2)[1:], {}, "day_0, lines 1 to 2: could not convert .*'x'.*; correct the line"),
-    "no id": (criteo_lines(2)[:-2] + b"z\n", {}, "day_0, lines 1 to 2: invalid literal .*; correct the line"),
-    "cut off": (gzip.compress(criteo_lines(2000))[:-9], {}, "day_0: cannot be unpacked .*; copy it again"),
-    "one line": (criteo_lines(1), {}, "1 lines cannot be divided; change data.options.evaluate=0.2"),
-    "rows": (criteo_lines(2), {"rows": 1}, "data.options.rows=1, a field needs at least 2: one is for missing ids"),
-    "cache": (criteo_lines(9), {"cache": "day_0/x"}, "cannot be written or read .*; type data.options.cache=FOLDER"),
+    "few values": (criteo_lines(2) + b"1\t2\n", {}),
+    "no number": (b"x" + criteo_lines(2)[1:], {}),
+    "no id": (criteo_lines(2)[:-2] + b"z\n", {}),
+    "cut off": (gzip.compress(criteo_lines(2000))[:-9], {}),
+    "one line": (criteo_lines(1), {}),
+    "rows": (criteo_lines(2), {"rows": 1}),
+    "cache": (criteo_lines(9), {"cache": "day_0/x"}),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_CRITEO)
-def test_a_file_of_criteo_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path, monkeypatch, kind):
-    content, options, message = BAD_CRITEO[kind]
+def test_a_file_of_criteo_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path, monkeypatch, kind, raises):
+    content, options = BAD_CRITEO[kind]
     monkeypatch.chdir(tmp_path)
     Path("day_0").write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError):
         open_data("criteo", {"path": "day_0", **options}, seed=0)
     assert {path.name for path in tmp_path.iterdir() if path.is_dir() and not (path / "ids.npy").exists()} == set()
 
@@ -290,31 +270,27 @@ def test_images_may_be_scaled_and_divided(photos):
 
 
 BAD_IMAGES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
-    "no folders": (lambda path: path / "red", {}, "red: has no folders; it must have one for each class"),
-    "no image": (lambda path: (path / "green").mkdir() or path, {}, "green: has no image; .jpg, .jpeg, .png"),
-    "text": (
-        lambda path: (path / "red/a.png").write_text("a") and path,
-        {},
-        "a.png: is not an image, it starts with 61",
-    ),
-    "empty": (lambda path: (path / "red/a.png").touch() or path, {}, r"a.png: is empty \(0 bytes\)"),
-    "size": (lambda path: path, {"size": [0, 2]}, "data.options.size=.0, 2. data.options.channels=3; size is"),
-    "other": (lambda path: path, {"evaluate": "few"}, "few: has the classes red, .*photos has blue, red; the folders"),
-    "nowhere": (lambda path: path / "none", {}, "none: no such folder .*; type data.options.path=/PATH/TO/FOLDER"),
+    "no folders": (lambda path: path / "red", {}),
+    "no image": (lambda path: (path / "green").mkdir() or path, {}),
+    "text": (lambda path: (path / "red/a.png").write_text("a") and path, {}),
+    "empty": (lambda path: (path / "red/a.png").touch() or path, {}),
+    "size": (lambda path: path, {"size": [0, 2]}),
+    "other": (lambda path: path, {"evaluate": "few"}),
+    "nowhere": (lambda path: path / "none", {}),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_IMAGES)
-def test_folders_that_cannot_be_used_are_refused(photos, monkeypatch, kind):
-    change, options, message = BAD_IMAGES[kind]
+def test_folders_that_cannot_be_used_are_refused(photos, monkeypatch, kind, raises):
+    change, options = BAD_IMAGES[kind]
     monkeypatch.chdir(photos.parent)
     Path("few").mkdir()
     Path("few/red").symlink_to(photos / "red")
-    with pytest.raises(DataError, match=message):
+    with raises(DataError):
         open_data("images", {"path": str(change(photos)), "size": [3, 2], **options}, seed=0)
 
 
-def test_a_damaged_image_is_found_at_the_start_or_said_when_it_is_met(photos):
+def test_a_damaged_image_is_found_at_the_start_or_said_when_it_is_met(photos, snapshot):
     file = photos / "red" / "0.png"
     file.write_bytes(file.read_bytes()[:40])
     options = {"path": str(photos), "evaluate": str(photos), "size": [3, 2]}
@@ -322,7 +298,7 @@ def test_a_damaged_image_is_found_at_the_start_or_said_when_it_is_met(photos):
         open_data("images", {**options, "verify": True}, seed=0)
     with pytest.raises(tf.errors.OpError) as raised:
         read_all(open_data("images", options, seed=0))
-    assert "type data.options.verify=true to find all such records" in str(find_data_error(raised.value))
+    assert str(find_data_error(raised.value)) == snapshot
 
 
 # Of other libraries
@@ -336,9 +312,9 @@ def test_a_damaged_image_is_found_at_the_start_or_said_when_it_is_met(photos):
         ("tfds", "tensorflow_datasets", "tensorflow-data"),
     ],
 )
-def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch, tmp_path, name, module, package):
+def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch, tmp_path, name, module, package, raises):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=rf"data={name} needs the package {package}.*pip install 'trainer\[{name}\]'"):
+    with raises(DataError):
         open_data(name, {"path": str(tmp_path)}, seed=0)
 
 
@@ -389,7 +365,7 @@ def test_folders_of_the_library_datasets_are_read(tmp_path):
     data = open_data("hf", {"path": str(tmp_path / "two"), "label": "y", "columns": "text"}, seed=0)
     features, labels, _ = read_all(data)
     assert (lists(features), labels.tolist(), data.spec.classes) == (["t0", "t1", "t2"], [0, 1, 0], 2)
-    with pytest.raises(DataError, match="has no split 'test', it has train; type .* or data.options.evaluate=0.2"):
+    with pytest.raises(DataError, match="no split 'test'.*evaluate=0.2"):
         open_data("hf", {"path": str(tmp_path / "one"), "label": "y"}, seed=0)
     part = open_data("hf", {"path": str(tmp_path / "one"), "label": "y", "evaluate": 0.2}, seed=0)
     assert (part.train.count, part.evaluate.count, describe_nest(part.spec.features)) == (8, 2, "{text: string []}")
@@ -427,5 +403,5 @@ def test_folders_of_tensorflow_datasets_are_read(tmp_path, kind):
     given = {"label": "y", "columns": ["name"], "train": "train[:75%]", "evaluate": "train[75%:]"}
     part = open_data("tfds", {"path": str(builder.data_dir), **given}, seed=0)
     assert (part.train.count, part.evaluate.count, describe_nest(part.spec.features)) == (15, 5, "{name: string []}")
-    with pytest.raises(DataError, match="has no split 'none', it has train, test"):
+    with pytest.raises(DataError, match="no split 'none'"):
         open_data("tfds", {"path": str(builder.data_dir), "train": "none"}, seed=0)

@@ -157,12 +157,12 @@ class InPython(keras.layers.Layer):
         return tf.ensure_shape(tf.numpy_function(lambda one: one, [x], tf.float32), x.shape)
 
 
-def test_a_model_that_cannot_be_exported_is_refused(digits, people):
+def test_a_model_that_cannot_be_exported_is_refused(digits, people, raises):
     inputs = keras.Input((4, 4))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(InPython()(inputs))))
-    with pytest.raises(ExportError, match="cannot contain Python code"):
+    with raises(ExportError):
         serving.check(objective_for(model, digits), digits, ["saved_model"])
-    with pytest.raises(ExportError, match="LiteRT has no operation StringToHashBucketFast$"):
+    with raises(ExportError):
         serving.check(objective_for(by_columns(people), people), people, ["litert"])
 
 
@@ -185,20 +185,20 @@ def test_onnx_gives_the_same(digits, tmp_path):
     np.testing.assert_allclose(found, tf.nn.softmax(model(images / np.float32(255))), atol=1e-5)
 
 
-def test_a_pattern_of_layers_is_checked_before_anything_is_computed(tmp_path):
+def test_a_pattern_of_layers_is_checked_before_anything_is_computed(tmp_path, snapshot):
     (tmp_path / "people.csv").write_text(PEOPLE)
     options = {"path": str(tmp_path / "people.csv"), "label": "income", "ids": {"town": 2**63 - 1, "job": 9}}
     grows = (SparsePattern("town", 100, Growing(1, None)),)
     asked = ModelProbe(asdict(ModelConfig("ctr")), {"name": "csv", "options": options}, None, SEED, sparse=grows)
     problem = describe.answer(asked)["problem"]
-    assert problem["message"] == "'town' matches no Embedding layer; the model has field-town, field-job"
+    assert problem["message"] == snapshot
     assert problem["remedy"] == "e.g. 'placement.growing={field-town:100}'"
 
 
-def test_an_export_that_would_fail_is_refused_before_anything_starts(tmp_path):
+def test_an_export_that_would_fail_is_refused_before_anything_starts(tmp_path, snapshot):
     (tmp_path / "people.csv").write_text(PEOPLE)
     options = {"path": str(tmp_path / "people.csv"), "label": "income", "ids": {"town": 9, "job": 9}}
     asked = ModelProbe(asdict(ModelConfig("ctr")), {"name": "csv", "options": options}, None, SEED, formats=("litert",))
     problem = describe.answer(asked)["problem"]
     assert problem["key"] == "export.formats"
-    assert "LiteRT has no operation StringToHashBucketFast" in problem["message"]
+    assert problem["message"] == snapshot

@@ -484,9 +484,9 @@ def ragged(x: tf.Tensor, y: tf.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("endless", [lambda: dataset().repeat(), lambda: lambda context: dataset().repeat()])
-def test_data_to_evaluate_on_must_end(endless):
+def test_data_to_evaluate_on_must_end(endless, raises):
     assert opened(endless(), dataset())
-    with pytest.raises(DataError, match=r"mine, evaluate: has no end, as after repeat\(\); .*dataset.take\(100\)"):
+    with raises(DataError):
         opened(dataset(), endless())
     assert open_parts({"train": dataset(), "evaluate": endless()}, "mine", seed=5, must_end=False)
 
@@ -500,10 +500,8 @@ class Forever(keras.utils.PyDataset):
         return np.full((4, 3), index, np.float32), np.zeros(4, np.int64)
 
 
-def test_an_evaluation_ends_after_its_steps_whatever_the_data_is():
-    with pytest.raises(
-        DataError, match=r"mine, evaluate: has no end, because its num_batches is None; .*evaluate.steps"
-    ):
+def test_an_evaluation_ends_after_its_steps_whatever_the_data_is(raises):
+    with raises(DataError):
         opened(dataset(), Forever())
     rows = np.arange(50, dtype=np.float32).reshape(25, 2), np.zeros(25, np.int64)
     for source, sizes in ((Forever(), [10, 10]), (rows, [10, 10]), (dataset().repeat(), [10, 10])):
@@ -523,39 +521,36 @@ class Ragged(Rows):
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    "source",
     [
-        (lambda: (one for one in Loader()), "is a generator; .* an iterator can be read only once: return a function"),
-        (lambda: [], "has no examples"),
-        (lambda: 3, "is a int; return"),
-        (lambda: lambda: [], r"the function is called with one argument, the context .* write def batches\(context\)"),
-        (lambda: lambda context: [], "has no batches"),
-        (lambda: tf.data.Dataset.range(0).batch(2), "has no batches"),
-        (lambda: tf.data.Dataset.from_tensor_slices((X, Y)), r"gives single examples; make batches .*batch\(32\)"),
-        (lambda: type("Empty", (Rows,), {"__len__": lambda self: 0})(), "has no examples"),
-        (lambda: lambda context: ([][0] for _ in range(3)), r"test_sources.py, line \d+: IndexError: list index"),
-        (lambda: lambda context: [(X[:4], Y[:3])], r"different numbers of examples: features \[4, 2\]"),
-        (lambda: lambda context: None, "the function returned a NoneType, not the batches of an epoch"),
-        (lambda: lambda context: [None], "gives a NoneType instead of a batch"),
-        (lambda: type("Long", (Rows,), {"__len__": lambda self: [][0]})(), r"test_sources.py, line \d+: IndexError"),
-        (lambda: dataset().map(ragged), "is ragged: .*to_tensor"),
-        (lambda: (tf.ragged.constant([[1.0], [1.0, 2.0]]), [0, 1]), r"features: is ragged: .*to_tensor\(\)"),
-        (lambda: (tf.sparse.from_dense(X), Y), r"features: is sparse; make it dense, e.g. tf.sparse.to_dense"),
-        (lambda: (Csr(), Y), r"features: is a Csr; make it dense: x.toarray\(\)"),
-        (lambda: ([[1], [1, 2]], [0, 1]), "features: its examples have different sizes .*; pad or cut them"),
-        (lambda: (np.ma.masked_array(X, X > 5), Y), r"features: is a masked array; .*x.filled\(0\)"),
-        (lambda: (np.array([["a"], [None]]), [0, 1]), "example 1 is None, which is not text; replace missing texts"),
-        (
-            lambda: (X.astype("complex64"), Y),
-            "features: type complex64 cannot be used; allowed: numbers, booleans and text",
-        ),
-        (lambda: (Y.astype("datetime64[D]"), Y), r"features: type datetime64\[D\] cannot be used; allowed"),
-        (lambda: lambda context: dataset().map(ragged), "is ragged: .*to_tensor"),
-        (lambda: NotFinite(), "features/x: example 0 holds a value that is not finite"),
+        lambda: (one for one in Loader()),
+        lambda: [],
+        lambda: 3,
+        lambda: lambda: [],
+        lambda: lambda context: [],
+        lambda: tf.data.Dataset.range(0).batch(2),
+        lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
+        lambda: type("Empty", (Rows,), {"__len__": lambda self: 0})(),
+        lambda: lambda context: ([][0] for _ in range(3)),
+        lambda: lambda context: [(X[:4], Y[:3])],
+        lambda: lambda context: None,
+        lambda: lambda context: [None],
+        lambda: type("Long", (Rows,), {"__len__": lambda self: [][0]})(),
+        lambda: dataset().map(ragged),
+        lambda: (tf.ragged.constant([[1.0], [1.0, 2.0]]), [0, 1]),
+        lambda: (tf.sparse.from_dense(X), Y),
+        lambda: (Csr(), Y),
+        lambda: ([[1], [1, 2]], [0, 1]),
+        lambda: (np.ma.masked_array(X, X > 5), Y),
+        lambda: (np.array([["a"], [None]]), [0, 1]),
+        lambda: (X.astype("complex64"), Y),
+        lambda: (Y.astype("datetime64[D]"), Y),
+        lambda: lambda context: dataset().map(ragged),
+        lambda: NotFinite(),
     ],
 )
-def test_a_source_that_cannot_be_used_is_refused(source, message):
-    with pytest.raises(DataError, match=message):
+def test_a_source_that_cannot_be_used_is_refused(source, raises):
+    with raises(DataError):
         opened(source())
 
 
@@ -569,26 +564,20 @@ def from_generator() -> tf.data.Dataset:
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    "source",
     [
-        (Ragged, r"examples have the shapes .* and .*; pad or cut"),
-        (lambda: lambda context: [(X[:20], Y[:20])], "a batch has 20 examples, but replica 0 of 1 needs 12; .*context"),
-        (lambda: lambda context: [(X[:3], Y[:3])], "replica 0 of 1 got no batch of 12 examples in epoch 0; more exam"),
-        (lambda: lambda context: [(X[:12], Y[:12]), (X[:12, 0], Y[:12])], "an example is .*, the first one is"),
-        (
-            lambda: lambda context: itertools.repeat((X[:8], Y[:8])),
-            "gives batches of 8 .*left out: replica 0 of 1 needs 12; make bat",
-        ),
-        (from_generator, r"test_sources.py, line \d+: InvalidArgumentError: ValueError: bad record 30$"),
-        (lambda: dataset().map(too_large), "train: InvalidArgumentError: .*assertion failed: .x is large"),
-        (lambda: lambda context: [(X[:12], Y[:12]), None], "mine, train: gives a NoneType instead of a batch"),
-        (
-            lambda: lambda context: [(X[:12], Y[:12]), (X[:12] * np.nan, Y[:12])],
-            "features: an example holds a value that is",
-        ),
+        Ragged,
+        lambda: lambda context: [(X[:20], Y[:20])],
+        lambda: lambda context: [(X[:3], Y[:3])],
+        lambda: lambda context: [(X[:12], Y[:12]), (X[:12, 0], Y[:12])],
+        lambda: lambda context: itertools.repeat((X[:8], Y[:8])),
+        from_generator,
+        lambda: dataset().map(too_large),
+        lambda: lambda context: [(X[:12], Y[:12]), None],
+        lambda: lambda context: [(X[:12], Y[:12]), (X[:12] * np.nan, Y[:12])],
     ],
 )
-def test_what_goes_wrong_later_is_said_in_a_sentence(source, message):
+def test_what_goes_wrong_later_is_said_in_a_sentence(source, raises):
     from trainer.workload.data import find_data_error
 
     data = opened(source())
@@ -596,7 +585,7 @@ def test_what_goes_wrong_later_is_said_in_a_sentence(source, message):
         read(data.train)
     error = find_data_error(raised.value)
     assert error is not None, raised.value
-    with pytest.raises(DataError, match=message):
+    with raises(DataError):
         raise error
 
 

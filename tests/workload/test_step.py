@@ -287,10 +287,10 @@ def test_parameters_are_in_creation_order_without_seed_generators():
     ]
 
 
-def test_a_variable_that_is_not_float32_is_refused():
+def test_a_variable_that_is_not_float32_is_refused(raises):
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(3, dtype="float64", name="wide")(inputs))
-    with pytest.raises(ValueError, match="'wide/kernel' is float64; a model's trainable variables must be float32"):
+    with raises(ValueError):
         replica.parameters_of(model)
 
 

@@ -61,10 +61,10 @@ SUFFIXES = [".npz", ".keras", ".weights.h5"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_all_values_of_the_same_model_are_loaded(suffix, tmp_path):
+def test_all_values_of_the_same_model_are_loaded(suffix, tmp_path, snapshot):
     source, model = with_values(whole()), whole()
     text = weights.load(model, [saved(source, tmp_path, suffix)])
-    assert text == f"initial values from {tmp_path}/saved{suffix}: 11 variables of 11"
+    assert text == snapshot
     for path, value in values(source).items():
         np.testing.assert_array_equal(values(model)[path], value, err_msg=path)
     examples = np.ones((3, 6), np.float32)  # what a Normalization computed of its variables follows them
@@ -82,11 +82,11 @@ def test_a_head_of_another_size_keeps_its_values_and_is_named(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_layers_are_found_by_their_names_inside_of_others(suffix, tmp_path):
+def test_layers_are_found_by_their_names_inside_of_others(suffix, tmp_path, snapshot):
     source, model = with_values(whole()), nested(classes=3)
     text = weights.load(model, [saved(source, tmp_path, suffix)])
     assert "6 variables of 8; other shapes: head/kernel " in text
-    assert text.endswith("5 arrays of it not used")  # those of the head and of the Normalization
+    assert text == snapshot  # those of the head and of the Normalization
     np.testing.assert_array_equal(values(model)["backbone/norm/gamma"], values(source)["norm/gamma"])
 
 
@@ -111,7 +111,7 @@ def test_a_model_with_lora_takes_the_values_of_one_without(suffix, tmp_path):
     np.testing.assert_array_equal(model(examples), source(examples))
 
 
-def test_a_checkpoint_gives_its_averaged_parameters_its_state_and_its_frozen_weights(tmp_path):
+def test_a_checkpoint_gives_its_averaged_parameters_its_state_and_its_frozen_weights(tmp_path, snapshot):
     model = nested()
     ones = {path: np.ones_like(value) for path, value in values(model).items()}
     named = {f"parameters/{path}": value for path, value in ones.items() if path.startswith("head")}
@@ -123,24 +123,22 @@ def test_a_checkpoint_gives_its_averaged_parameters_its_state_and_its_frozen_wei
         **{"frozen/backbone/wide/kernel": 3 * ones["backbone/wide/kernel"], "adapted/0/mean": np.ones(3)},
     )
     text = weights.load(model, [str(tmp_path / "tensors.npz"), str(tmp_path / "frozen.npz")])
-    assert text.startswith(
-        f"initial values from {tmp_path}: 4 variables of 8; not in it: backbone/wide/bias, backbone/norm/gamma"
-    )
+    assert text == snapshot
     found = values(model)
     assert found["head/bias"].tolist() == [7, 7]
     assert found["backbone/norm/moving_mean"].tolist() == [2] * 8
     assert (found["backbone/wide/kernel"] == 3).all()
 
 
-def test_a_file_of_which_nothing_matches_is_refused(tmp_path):
+def test_a_file_of_which_nothing_matches_is_refused(tmp_path, raises):
     np.savez(tmp_path / "other.npz", **{"conv/kernel": np.ones(3), "head/bias": np.ones(9)})
-    with pytest.raises(ConfigError, match=r"nothing in .*other.npz has the name and the shape .* 0 variables of 8"):
+    with raises(ConfigError):
         weights.load(nested(), [str(tmp_path / "other.npz")])
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_damaged_file_is_named(suffix, tmp_path):
+def test_a_damaged_file_is_named(suffix, tmp_path, raises):
     path = tmp_path / f"damaged{suffix}"
     path.write_bytes(b"PK\3\4 this is no archive")
-    with pytest.raises(DataError, match=rf"model.init: {path} cannot be read"):
+    with raises(DataError):
         weights.load(nested(), [str(path)])
