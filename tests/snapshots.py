@@ -26,6 +26,8 @@ OTHERWISE_ELSEWHERE = {  # what differs from process to process, or with a line 
     r"(?<=127\.0\.0\.1:)\d{5}\b": "PORT",
     r"(?<=missing after )\d+(?= s)": "N",
     r"(?<=this machine trainer ).*": "VERSION",
+    r"(?<=criteo-)[0-9a-f]{16}\b": "KEY",
+    r"(?<=Dataset:)\d+": "N",
     r"\b0x[0-9a-f]{8,}\b": "0x...",
     r"(?<=, line )\d+(?=: \w+Error)": "N",
     r"line \d+ column \d+ \(char \d+\)": "line N",

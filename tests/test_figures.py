@@ -89,6 +89,8 @@ def quotes_a_sentence(node: ast.AST) -> bool:
     """Whether a text in it, or an f-string without its values, has four words in a row; not names of cases."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and SENTENCE.search(node.value) is not None
+    if isinstance(node, ast.keyword) and node.arg == "id":
+        return False
     parts = node.values if isinstance(node, ast.Dict) else ast.iter_child_nodes(node)
     return any(map(quotes_a_sentence, parts))
 

@@ -133,7 +133,7 @@ def test_kills_at_the_worst_moments_change_neither_a_rate_nor_the_end(begin: Mak
     expected = done(begin(*words, *DECIDED))
     assert (expected.summary()["steps"], evaluations(expected)[-1][0]) == (LAST, LAST)
     assert [line["learning_rate"] for line in expected.history()] == pytest.approx(RATES)
-    assert expected.summary()["ended_early"].startswith("loss has not improved in 4 evaluations; it was ")
+    assert " in 4 evaluations; it was " in expected.summary()["ended_early"]
     kills = "in-evaluation after-evaluation at-the-end" + (" ps" if "ps" in cluster else "")
     broken = done(begin(*words, *DECIDED, kills=kills))
     assert {*kills.split()} <= {path.name for path in broken.directory.parent.iterdir()}  # each has happened
@@ -161,7 +161,7 @@ def test_a_run_continues_with_other_metrics(begin: Make):
     other = ["evaluate.every=10", "evaluate.patience=3", "evaluate.min_delta=10", "model.metrics=[]"]
     longer = done(begin("cluster=local", *other, again=first))
     assert [step for step, _ in evaluations(longer)][:4] == [10, 20, 30, 40]
-    assert longer.summary()["ended_early"].startswith("loss has not improved in 3 evaluations; it was ")
+    assert " in 3 evaluations; it was " in longer.summary()["ended_early"]
 
 
 @pytest.mark.long

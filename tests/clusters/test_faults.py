@@ -86,7 +86,7 @@ def test_workers_that_are_killed_or_frozen_come_back_and_not_a_step_is_lost(star
     assert run.wait() == 0, run.output
     assert "worker:2 died (SIGKILL)" in run.output
     assert "worker:0 died (SIGKILL)" in run.output
-    assert "worker:1 died (silent for longer than timeouts.heartbeat_secs=3, so it was killed)" in run.output
+    assert re.search(r"worker:1 died \(silent .*timeouts.heartbeat_secs=3, ", run.output)
     assert_same(run, unbroken("cluster=2ps3w", *SEVERAL[len(EXACT) :]))
     loaded = [event["generation"] for event in events(run, "ps:0") if event["event"] == "load"]
     assert loaded == [1]
@@ -122,7 +122,7 @@ def test_what_was_lost_with_a_shard_is_made_again_from_the_newest_checkpoint(sta
         signal_tasks(run, signal.SIGKILL, *tasks)
         wait_until(lambda loads=number + 2: len(reloads(run)) == loads, progress=run.progress)
     assert run.wait() == 0, run.output
-    assert run.output.count("restarting all tasks from the newest checkpoint") == len(faults)
+    assert run.output.count("restarting all tasks") == len(faults)
     assert_same(run, unbroken(f"cluster={cluster}", *SEVERAL[len(EXACT) :]))
     assert list(reloads(run)) == list(range(1, len(faults) + 2))
     for step, before in zip(list(reloads(run).values())[1:], newest, strict=True):
@@ -181,7 +181,7 @@ def test_a_ps_that_is_frozen_is_ended_and_replaced(start, unbroken):
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGSTOP, "ps:0")
     assert run.wait() == 0, run.output
-    assert "ps:0 died (silent for longer than timeouts.heartbeat_secs=3, so it was killed)" in run.output
+    assert re.search(r"ps:0 died \(silent .*timeouts.heartbeat_secs=3, ", run.output)
     assert_same(run, unbroken("cluster=2ps3w"))
 
 
@@ -202,7 +202,7 @@ def test_a_task_that_fails_again_and_again_ends_the_run_with_its_first_failure(s
     run = start(*EXACT, "cluster=1ps2w", "restart.max=2", "restart.delay_secs=0.1", environment=environment)
     assert run.wait() == 137, run.output
     assert "worker:0 died (SIGKILL)" in run.output
-    assert "it was restarted 2 times within 3600 s (restart.max), so the run ends" in run.output
+    assert "restarted 2 times within 3600 s" in run.output
     assert "worker:0 failed first, exit code -9" in run.output
     assert run.pids() == []
 
@@ -269,7 +269,7 @@ def test_a_task_that_freezes_before_it_trains_is_ended_too(start, unbroken):
     wait_until(lambda: run.last_pid("worker:1") != dead, poll_secs=0.005)
     signal_tasks(run, signal.SIGSTOP, "worker:1")
     assert run.wait() == 0, run.output
-    assert re.search(r"worker:1 died \(silent for longer than [a-z._]+=[28], so it was killed", run.output), run.output
+    assert re.search(r"worker:1 died \(silent for longer .*=[28], ", run.output), run.output
     assert_same(run, unbroken("cluster=2ps3w"))
 
 
@@ -340,9 +340,7 @@ def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
     (tmp_path / "mine.py").write_text(SLOW_WORKER)
     run = start(*OWN_MODEL, "cluster=1ps3w", "user=mine.py", "model=slow", "train.steps=75")
     assert run.wait() == 0, run.output
-    reports = re.findall(
-        r"(worker:\d) is slow: it takes ([\d.]+) times as long to compute as the other workers; (.*)", run.output
-    )
+    reports = re.findall(r"(worker:\d) is slow: it takes ([\d.]+) times [^;]*; (.*)", run.output)
     ((name, times, follows),) = reports
     assert (name, follows) == ("worker:1", "every step waits for it")
     assert float(times) > 3
@@ -393,9 +391,7 @@ def test_a_task_that_runs_out_of_memory_is_distinguished_from_one_that_was_kille
     run.wait_for_step(FAULT_AT)
     (little_memory / "cgroup.procs").write_text(str(run.last_pid("worker:1")))
     assert run.wait() == 0, run.output
-    assert re.search(
-        r"worker:1 died \(out of memory, so the kernel killed it; it had \d+ MiB at its peak\)", run.output
-    )
+    assert re.search(r"worker:1 died \(out of memory, .* \d+ MiB .*\)", run.output)
     assert run.summary()["restarts_of"] == {"worker:1": 1}
 
 
@@ -439,7 +435,7 @@ def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(
     (tmp_path / "mine.py").write_text(holds)
     run = start(*OWN_MODEL, "cluster=1ps2w", "user=mine.py", "model=hangs", "timeouts.heartbeat_secs=3")
     assert run.wait() == 0, run.output
-    (hung,) = re.findall(r"(worker:\d) died \(silent for longer than timeouts.heartbeat_secs=3, ", run.output)
+    (hung,) = re.findall(r"(worker:\d) died \(silent .*timeouts.heartbeat_secs=3, ", run.output)
     assert "in hang_once" in (run.directory / "logs" / f"{hung.replace(':', '-')}.log").read_text()
     assert run.summary()["restarts_of"] == {hung: 1}
 
@@ -450,7 +446,7 @@ def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
     run = start(*OWN_MODEL, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=3")
     assert run.wait() == 0, run.output
-    assert "a step waited too long for it (timeouts.step_secs; stacks are in the logs)" in run.output
+    assert "too long for it (timeouts.step_secs" in run.output
     logs = {task: run.directory / "logs" / f"{task.replace(':', '-')}.log" for task in run.tasks()}
     (hung,) = [task for task, log in logs.items() if "in hang_once" in log.read_text()]
     for task, log in logs.items():

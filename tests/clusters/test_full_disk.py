@@ -59,7 +59,7 @@ def begun(six_steps: Path, tmp_path: Path) -> Path:
 def test_a_run_whose_save_fails_ends_with_74_and_keeps_what_it_had(begun: Path):
     ended = train(begun, most_bytes=TOO_LITTLE)
     assert ended.returncode == 74, ended.stdout
-    assert "the checkpoint of step 10 was not saved (File too large); earlier ones are untouched" in ended.stdout
+    assert "step 10 was not saved (File too large)" in ended.stdout
     assert saved(begun) == ["000000005", "000000006"]
 
 
@@ -68,8 +68,8 @@ def test_a_run_that_may_fail_to_save_goes_on_until_its_last_save(begun: Path):
     ended = train(begun, "checkpoint.on_error=continue", most_bytes=TOO_LITTLE)
     assert ended.returncode == 74, ended.stdout
     log = (begun / "run/logs/worker-0.log").read_text()
-    assert log.count("the checkpoint of step 10 was not saved (File too large); earlier ones are untouched; ") == 1
-    assert "the checkpoint of step 12 was not saved (File too large)" in ended.stdout
+    assert log.count("step 10 was not saved (File") == 1
+    assert "step 12 was not saved (File too large)" in ended.stdout
     history = [json.loads(line) for line in (begun / "run/history.jsonl").read_text().splitlines()]
     assert history[-1]["step"] == 12
     assert saved(begun) == ["000000005", "000000006"]
@@ -104,8 +104,9 @@ def test_a_run_whose_checkpoints_will_not_fit_is_refused_before_its_first_step(d
     fill(disk)
     ended = train(disk)
     assert ended.returncode == 74, ended.stdout
-    assert "4 checkpoints of 1.4 MiB will not fit: 5.4 MiB are needed, " in ended.stdout
-    assert "keep fewer with checkpoint.keep=1" in ended.stdout
+    assert "4 checkpoints of 1.4 MiB" in ended.stdout
+    assert "5.4 MiB are needed" in ended.stdout
+    assert "checkpoint.keep=1" in ended.stdout
 
 
 @pytest.mark.long
@@ -113,7 +114,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_more_than_the_checkpoints_of_t
     run = start(*RUN, f"run={disk / 'run'}", "train.steps=1500", "checkpoint.on_error=continue")
     run.wait_for_step(1)
     other, log = fill(disk), run.directory / "logs/worker-0.log"
-    while "training continues until the next save is due" not in log.read_text():
+    while "training continues until" not in log.read_text():
         assert run.process.poll() is None, log.read_text()
     other.unlink()
     assert run.wait() == 0, run.output

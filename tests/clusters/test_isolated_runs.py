@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -182,10 +183,7 @@ def test_where_the_system_refuses_runs_are_as_before_unless_they_must_be_isolate
     assert run.plan()["tasks"][0]["control"].startswith("127.0.0.1:")
     must = start(*EXACT, "cluster=1ps1w", "security.isolate=always", "run=must", within=REFUSED)
     assert must.wait() == 2
-    assert (
-        "security.isolate: this machine cannot isolate runs: this system refuses it (unshare: No space left"
-        in must.output
-    )
+    assert re.search(r"security.isolate: .* system refuses it \(unshare: No", must.output)
     assert not must.directory.exists()
 
 
@@ -200,7 +198,7 @@ def test_code_of_the_user_keeps_its_network_and_a_machine_is_told_once(start: St
     within = [*within, "env", f"XDG_CACHE_HOME={tmp_path}"]
     run = start(*typed, "run=mine", within=within)
     assert run.wait() == 0, run.output
-    assert run.output.count("not isolated: the code of user= may need a network") == 1
+    assert run.output.count("not isolated: the code") == 1
     again = start(*typed, "run=again", within=within)
     assert again.wait() == 0, again.output
     assert "not isolated" not in again.output

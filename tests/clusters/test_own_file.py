@@ -153,7 +153,7 @@ def test_a_run_that_no_longer_improves_ends_early_and_can_go_on(start, finish, u
     run = finish(*given, "train.steps=3000", *more)
     summary = run.summary()
     assert summary["steps"] < 3000
-    assert summary["ended_early"].startswith("loss has not improved in 2 evaluations; it was ")
+    assert " in 2 evaluations; it was " in summary["ended_early"]
     lines = [json.loads(line) for line in (run.directory / "evaluations.jsonl").read_text().splitlines()]
     assert len(lines) >= 3
     assert {task["code"] for task in summary["tasks"].values()} == {0}
@@ -165,5 +165,5 @@ def test_a_run_that_no_longer_improves_ends_early_and_can_go_on(start, finish, u
 def test_patience_without_evaluations_is_refused(start):
     run = start("cluster=local", "evaluate.patience=3")
     assert run.wait() == 2
-    assert "evaluate.patience: nothing is evaluated while it trains" in run.output
+    assert "evaluate.patience: nothing is evaluated" in run.output
     assert "type evaluate.every=100 too" in run.output

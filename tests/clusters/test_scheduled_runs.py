@@ -147,13 +147,13 @@ def test_a_worker_that_is_evicted_leaves_alone_and_a_ps_after_a_save(start, unbr
     pods.signal(signal.SIGTERM, "worker:1")
     evicted = pods.current["worker:1"]
     assert evicted.wait() == 143
-    assert "leaving; the others wait for this task's next attempt" in evicted.output
+    assert "leaving; the others" in evicted.output
     assert [pods.current[task].process.poll() for task in ("ps:0", "worker:0")] == [None, None]
     pods.current["worker:1"] = pods.start("worker:1")
     pods.chief.wait_for_step(len(pods.chief.history()) + 20)
     pods.signal(signal.SIGTERM, "ps:0")
     assert pods.wait_for_ends() == dict.fromkeys(TASKS, 143)
-    assert "ps:0 was asked to stop; saving, and stopping the run" in pods.chief.output
+    assert "ps:0 was asked" in pods.chief.output
     history = pods.chief.history()
     assert [line["step"] for line in history] == list(range(1, len(history) + 1))
     assert [line["loss"] for line in history[:STEPS]] == result(unbroken)[1]
@@ -177,7 +177,7 @@ def test_a_ps_does_not_outlive_a_chief_that_stays_away(start):
     pods.signal(signal.SIGKILL, "worker:0", "worker:1")
     assert pods.current["ps:0"].wait() == 69
     assert "worker:0 at localhost:" in pods.current["ps:0"].output
-    assert "has not answered for 8 s" in pods.current["ps:0"].output
+    assert "not answered for 8 s" in pods.current["ps:0"].output
 
 
 @pytest.mark.long
@@ -192,11 +192,11 @@ def test_a_ps_that_takes_another_task_for_a_worker_starts_again(start, unbroken:
     pods.current["worker:1"] = pods.start("worker:1")
     code, output = pods.wait_for_end_of("ps:0")
     assert code == 75
-    assert "a shard host is connected to another task instead of worker:1" in output
+    assert "instead of worker:1" in output
     address.leads_to = ("127.0.0.1", pods.ports["worker:1"])
     pods.finish()
     of_worker = [output for task, _, output in pods.ended if task == "worker:1"]
-    assert any("a shard host does not reach this task yet: worker:0 answers" in output for output in of_worker)
+    assert any("yet: worker:0 answers" in output for output in of_worker)
     assert result(pods.chief) == result(unbroken)
 
 

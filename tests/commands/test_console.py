@@ -341,13 +341,13 @@ def test_a_log_shows_its_end_what_is_searched_and_its_first_failure(console, hel
     url = "/runs/mine/log/worker:1"
     end = browser.get(url).text
     assert ("line 99999\n" in end.replace("</span>", ""), "line 99499" in end) == (True, False)
-    assert "Earlier lines are not shown" in end
+    assert "are not shown" in end
     found = browser.get(f"{url}?search=LINE+5000").text
     assert "<b>5001</b>" in found
     assert "line 50009" in found
     failure = browser.get(f"{url}?failure=1").text
     assert '<span class="failure"><b>70001</b>' in failure
-    assert "No failure was found in this log" in browser.get("/runs/mine/log/worker:0?failure=1").text
+    assert "No failure was" in browser.get("/runs/mine/log/worker:0?failure=1").text
 
 
 def test_buttons_ask_the_run_for_what_they_say(console, held):
@@ -359,7 +359,7 @@ def test_buttons_ask_the_run_for_what_they_say(console, held):
     for post, why in (("continue", "the run is running"), ("stacks/worker:9", "the run has no such task")):
         notice = urllib.parse.unquote_plus(browser.post(f"/runs/mine/{post}").headers["location"])
         assert notice == f"/runs/mine?notice=not done: {why}"
-    assert "not done: the run is running" in browser.get("/runs/mine?notice=not+done:+the+run+is+running").text
+    assert "not done: the run" in browser.get("/runs/mine?notice=not+done:+the+run+is+running").text
 
 
 def test_a_launcher_that_ends_before_there_is_a_plan_is_seen_to_end(console, tmp_path):
@@ -369,7 +369,7 @@ def test_a_launcher_that_ends_before_there_is_a_plan_is_seen_to_end(console, tmp
         lambda: "has ended" in (text := browser.get("/runs/early").text) and text,
         progress=lambda: (path / "launcher.log").stat().st_size,
     )
-    assert "The launcher has ended with exit code 2, before there was a plan." in words(page)
+    assert "with exit code 2" in words(page)
     assert "unknown model" in page
     assert 'http-equiv="refresh"' not in page
 
@@ -387,23 +387,15 @@ def problems(text: str) -> dict[str, list[str]]:
     return {name: html.unescape(" ".join(texts)) for name, texts in found.items() if texts}
 
 
-def test_a_wrong_value_is_shown_at_its_field_with_all_others(console, tmp_path):
+def test_a_wrong_value_is_shown_at_its_field_with_all_others(console, tmp_path, snapshot):
     browser = console()
     found = problems(browser.submit("/new/plan", ps="two", workers="", model="a b", name="../x").text)
-    assert {name: text.partition(";")[0] for name, text in found.items()} == {
-        "ps": "ps: 'two' is not a whole number up to 1000",
-        "workers": "workers: '' is not a whole number up to 10000",
-        "model": "model: 'a b' is not a name",
-        "name": "name: '../x' is not a name",
-    }
+    assert found == snapshot
     fields = {"ps": "1", "workers": "3", "batch_size": "-1", "steps": "0", "model": "cnm", "more": "train.jti=1"}
     found = problems(browser.submit("/new/start", **fields).text)
     assert found.keys() == {"batch_size", "steps", "model", "more"}
-    assert "unknown model 'cnm'; available: cnn, ctr, mlp, oracle, resnet20" in found["model"]
-    assert (
-        "the nearest sizes are 63 or 66"
-        in problems(browser.submit("/new/start", ps="1", workers="3", batch_size="64").text)["batch_size"]
-    )
+    assert found == snapshot
+    assert problems(browser.submit("/new/start", ps="1", workers="3", batch_size="64").text) == snapshot
     assert not list((tmp_path / "runs").glob("*"))
 
 
@@ -497,7 +489,7 @@ def test_a_run_is_submitted_by_the_form_watched_and_outlives_the_console(tmp_pat
             r"runs in runs: open http://127.0.0.1:(\d+)/\?token=(\S+)\n", server.stdout.readline()
         ).groups()
         browser = Browser(int(port), token)
-        assert "There are no runs yet" in browser.get("/").text
+        assert "no runs yet" in browser.get("/").text
         fields = {"ps": "1", "workers": "2", "model": "mlp", "batch_size": "48", "name": "formed", "more": "seed=3"}
         plan = browser.submit("/new/plan", **fields, steps="1000000").text
         assert "1ps2w: sync, 2 replicas, global batch 48" in plan

@@ -189,9 +189,9 @@ def test_gpus_that_a_config_wants_must_be_seen():
     assert findings[0].level is PROBLEM
 
 
-def test_a_limit_below_one_core_is_a_warning():
+def test_a_limit_below_one_core_is_a_warning(snapshot):
     assert machine.cores(4, 8, None) == Finding(OK, "cores", "4 of 8")
-    assert machine.cores(1, 8, 1.5) == Finding(OK, "cores", "1 of 8, a cgroup's limit of 1.5")
+    assert machine.cores(1, 8, 1.5) == snapshot
     assert machine.cores(1, 8, 0.5).level is WARNING
 
 
@@ -361,7 +361,7 @@ def test_a_check_that_hangs_or_fails_is_a_warning():
     done.set()
     broken = probe.start(lambda: [finding.ok("x", str(1 // 0))])
     failed = probe.collect("x", broken, time.monotonic() + 5)[0]
-    assert (failed.level, failed.message[:37]) == (WARNING, "could not be checked: ZeroDivisionErr")
+    assert (failed.level, "ZeroDivisionError" in failed.message) == (WARNING, True)
 
 
 def test_gpus_are_queried_with_the_fields_that_are_read(tmp_path, monkeypatch):

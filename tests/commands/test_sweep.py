@@ -300,7 +300,7 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_continues(tmp_path):
             assert stopped.poll() is None
             time.sleep(0.05)
         os.killpg(stopped.pid, signal.SIGINT)
-        assert "sweeps/a was stopped; the same command with run=sweeps/a continues it" in stopped.stdout.read()
+        assert "sweeps/a was stopped" in stopped.stdout.read()
     assert stopped.returncode == 130
     ended = sweep(tmp_path, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -192,7 +192,7 @@ def test_a_killed_ps_without_restarts_ends_the_run_with_its_code(launch):
     run.wait_for_step(5)
     docker("kill", container_of(run.directory, "ps:0"))
     assert run.wait() == 137
-    assert "ps:0 failed first, exit code -9: killed (SIGKILL)" in run.output
+    assert "ps:0 failed first, exit code -9" in run.output
 
 
 @pytest.mark.long
@@ -244,7 +244,8 @@ def test_ctrl_c_stops_cluster_up_after_a_save(call):
     up.wait_for_step(5)
     os.killpg(up.process.pid, signal.SIGINT)  # as a terminal does: to all of them
     assert up.wait() == 130
-    assert ", checkpoint saved. To continue: the same command with run=" in up.output
+    assert ", checkpoint saved." in up.output
+    assert "command with run=" in up.output
     assert up.summary()["steps"] >= 5
 
 
@@ -259,7 +260,7 @@ def test_mode_clean_removes_the_containers_of_a_killed_launcher_and_keeps_a_live
     cleaned = start("mode=clean", f"run={tmp_path}/clean")
     assert cleaned.wait() == 0
     assert f"removed from {dead.directory}: " in cleaned.output
-    assert f"kept: {live.directory} is in use by process {live.process.pid}" in cleaned.output
+    assert re.search(f"kept: {live.directory} .* by process {live.process.pid}", cleaned.output)
     assert {f"{dead.directory}" in docker("inspect", name) for _, name in objects_of_runs_in(tmp_path)} == {False}
     os.kill(live.process.pid, signal.SIGTERM)
     assert live.wait() == 143
@@ -281,10 +282,10 @@ def test_a_second_run_in_the_same_directory_is_refused_and_harms_nothing(launch,
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("container.image=no-such-image:1", "there is no image no-such-image:1 on this machine"),
+        ("container.image=no-such-image:1", "no image no-such-image:1"),
         pytest.param(
             "device.gpus={worker:[0]}",
-            "the engine cannot give a container GPUs",
+            "a container GPUs",
             marks=pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia0"))), reason="this machine has a GPU"),
         ),
     ],

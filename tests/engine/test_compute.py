@@ -229,11 +229,11 @@ def test_a_step_gets_the_loss_scale_and_reports_an_overflow():
 
 
 @pytest.mark.parametrize("options", [{}, {"jit": True}], ids=["plain", "compiled"])
-def test_a_bad_step_names_its_replica_and_its_gradient(options, caplog):
+def test_a_bad_step_names_its_replica_and_its_gradient(options, caplog, snapshot):
     _, _, metrics = computed(label=1.0, **options)
     assert metrics == [0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 3.0, 12.0]
     # The update that step 5 leads to.
-    assert caplog.messages[-1] == "replica 2: the gradient of a is NaN or infinite at step 6"
+    assert caplog.messages[-1] == snapshot
 
 
 def test_a_good_step_logs_nothing(caplog):
@@ -241,7 +241,7 @@ def test_a_good_step_logs_nothing(caplog):
     assert caplog.messages == []
 
 
-def test_the_first_of_several_bad_values_is_named_and_the_others_counted(caplog):
+def test_the_first_of_several_bad_values_is_named_and_the_others_counted(caplog, snapshot):
     def all_bad(parameters: Any, state: Any, *_: Any) -> StepOutput:
         nan = tf.constant(float("nan"))
         return StepOutput(
@@ -253,7 +253,7 @@ def test_the_first_of_several_bad_values_is_named_and_the_others_counted(caplog)
     vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
     batches = SimpleNamespace(step=tf.constant(40, tf.int64), batch=Batch(tf.ones([2, 3]), tf.zeros([2])))
     run_step(vectors, shards, Replica(all_bad, lambda: batches, seed=7), batches, asking(0.0))
-    assert caplog.messages[-1] == "replica 0: the loss is NaN or infinite at step 41, and so are 3 other gradients"
+    assert caplog.messages[-1] == snapshot
 
 
 def test_the_loss_scale_is_pushed_as_it_was_pulled():
@@ -294,7 +294,5 @@ def test_batches_of_another_step_fail():
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.placeholder(tf.int64, [])
         features = in_step(batches_of(3), step).batch.features
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="the batch and the parameters belong to different steps"
-        ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="to different steps"):
             session.run(features, {step: 4})

@@ -237,11 +237,11 @@ def test_a_plan_that_was_read_back_decides_the_same():
     assert devices(device_setter(read), two_layers) == devices(device_setter(plan(3)), two_layers)
 
 
-def test_an_unknown_task_is_refused():
-    with pytest.raises(ValueError, match="task='worker:4' is not a task of 1ps2w; available: ps:0, worker:0,"):
+def test_an_unknown_task_is_refused(raises):
+    with raises(ValueError):
         device_setter(plan(1, workers=2), task="worker:4")
 
 
-def test_an_unknown_strategy_is_refused():
-    with pytest.raises(ValueError, match="strategy='random' places no variable; available: greedy, round_robin"):
+def test_an_unknown_strategy_is_refused(raises):
+    with raises(ValueError):
         device_setter(plan(1), strategy="random")

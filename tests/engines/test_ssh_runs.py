@@ -105,7 +105,7 @@ def test_a_host_with_another_python_is_named(ssh: Engine, on_hosts, tmp_path: Pa
     run = on_hosts(*EXACT, "train.steps=10", f"launch.ssh={reach} {options}", hosts="node1,node2")
     assert run.wait() == 2, run.output
     assert f"node2 has trainer {trainer.__version__} (Python {said[-1]}," in run.output
-    assert "install the same versions on all hosts" in run.output
+    assert "install the same" in run.output
 
 
 @pytest.mark.parametrize(

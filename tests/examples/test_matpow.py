@@ -45,7 +45,7 @@ def test_the_sum_is_that_of_the_powers():
     [
         (["--devices", "/cpu:0", "/gpu:99"], "no device /gpu:99; a device is /cpu:N"),
         (["--devices", "cpu", "/tpu:0"], "no device cpu, /tpu:0"),
-        (["--power", "0"], "--power and --size must be at least 1"),
+        (["--power", "0"], "at least 1"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(arguments, message, capsys):

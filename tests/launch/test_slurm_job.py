@@ -93,7 +93,7 @@ def test_a_job_is_followed_to_its_exit_code(tmp_path: Path, commands, capsys, mo
     commands("scontrol", "echo 'JobId=17 JobState=FAILED ExitCode=65:0'")
     assert submitted(tmp_path, monkeypatch) == 65
     output = capsys.readouterr().out
-    assert "submitted as job 17; its output goes to " in output
+    assert "submitted as job 17" in output
     assert "job 17: pending (Resources), starts about 2026-11-25 14:05:00\n" in output
     assert "step 1\n" in output
     script = (run / "slurm/job.sh").read_text()

@@ -326,11 +326,11 @@ def test_an_attempt_after_one_that_ended_within_a_line_is_separate(tmp_path: Pat
     assert profile.damaged == 1
 
 
-def test_a_recorder_without_a_run_directory_says_so_once(tmp_path: Path, caplog):
+def test_a_recorder_without_a_run_directory_says_so_once(tmp_path: Path, caplog, snapshot):
     recorder = Recorder(RunDirectory(tmp_path / "none"), task("ps", 0), task("worker", 0))
     for number in (1, 2):
         recorder.write(SHARD, number, Stamps(1.0, 2.0, {}))
-    assert caplog.messages == [f"ps:0 is not profiled: {tmp_path}/none: it has no plan"]
+    assert caplog.messages == snapshot
     assert list(tmp_path.iterdir()) == []
 
 
@@ -546,5 +546,5 @@ def test_a_run_that_was_killed_leaves_a_profile_to_be_merged_by_hand(start, caps
     run.wait_for_step(10)
     run.end()
     assert main([str(run.directory)]) == exit_codes.OK
-    assert "where the time of" in capsys.readouterr().out
+    assert "where the time" in capsys.readouterr().out
     assert len(read_trace(run)) > 10

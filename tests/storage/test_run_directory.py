@@ -67,9 +67,7 @@ def planned(config: RunConfig) -> Plan:
 
 
 def test_a_second_process_is_refused_with_the_first_ones_id(directory, holder):
-    with pytest.raises(
-        RunInUseError, match=f"run is in use by process {holder.pid}; wait for it, or choose another with run=PATH"
-    ):
+    with pytest.raises(RunInUseError, match=f"by process {holder.pid};"):
         Lease(directory)
 
 
@@ -88,7 +86,7 @@ def test_a_directory_is_free_after_its_owner_left_the_block(directory):
 
 
 def test_a_lease_names_its_own_process(directory):
-    with Lease(directory), pytest.raises(RunInUseError, match=f"in use by process {os.getpid()};"):
+    with Lease(directory), pytest.raises(RunInUseError, match=f"by process {os.getpid()};"):
         Lease(directory)
 
 
@@ -127,7 +125,7 @@ def test_a_lease_taken_while_its_owner_leaves_still_keeps_others_out(directory, 
         return real(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", leave_first)
-    with Lease(directory), pytest.raises(RunInUseError, match="is in use by process"):
+    with Lease(directory), pytest.raises(RunInUseError, match="in use by"):
         Lease(directory)
 
 

@@ -207,13 +207,10 @@ def test_an_update_that_others_skipped_is_noticed_at_the_next_step():
     assert seen == [(6, 4)]  # the results were of 0, 3, 6 and the end
 
 
-def test_a_run_that_skips_bad_updates_logs_each_once_and_continues(caplog):
+def test_a_run_that_skips_bad_updates_logs_each_once_and_continues(caplog, snapshot):
     last, _ = train(Script(bad={2, 4}), start=0, until=6, stop_requested=never, on_bad=not_finite.skip)
     assert last.step == 6
-    assert [message.partition(",")[0] for message in caplog.messages] == [
-        "the loss or a gradient of step 2 is NaN or infinite",
-        "the loss or a gradient of step 4 is NaN or infinite",
-    ]
+    assert caplog.messages == snapshot
 
 
 # What the chief saves
@@ -252,7 +249,7 @@ def test_a_state_without_a_bad_update_is_saved_only_where_the_policy_is_skip(tmp
     train_under(chief, engine, on_bad=lambda _: None)
     chief.saver.writer.close()
     assert saved(tmp_path) == expected
-    assert ("step 4 was not saved: an update was skipped" in caplog.text) == (policy == "stop")
+    assert ("step 4 was not saved" in caplog.text) == (policy == "stop")
 
 
 def test_a_save_that_fails_ends_the_run(tmp_path: Path, raises):
@@ -262,7 +259,7 @@ def test_a_save_that_fails_ends_the_run(tmp_path: Path, raises):
         train_under(make_chief(tmp_path, engine), engine)
 
 
-def test_a_save_that_fails_is_logged_where_training_continues_and_the_next_is_tried(tmp_path: Path, caplog):
+def test_a_save_that_fails_is_logged_where_training_continues_and_the_next_is_tried(tmp_path: Path, caplog, snapshot):
     in_the_way = tmp_path / "checkpoints"
     in_the_way.write_text("")
     engine = Script()
@@ -276,11 +273,7 @@ def test_a_save_that_fails_is_logged_where_training_continues_and_the_next_is_tr
     train_under(chief, engine, after=[make_way])
     chief.saver.writer.close()
     assert saved(tmp_path) == [6, 8]
-    assert caplog.messages == [
-        f"{in_the_way}/00000000{step}: the checkpoint of step {step} was not saved (File exists); earlier ones are "
-        "untouched; training continues until the next save is due"
-        for step in (2, 4)
-    ]
+    assert caplog.messages == snapshot
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])

@@ -177,7 +177,7 @@ def is_finite(run: Run) -> bool:
 def test_a_run_stops_before_a_bad_update_and_names_the_replica(start, fragile, options, what):
     run = start("cluster=1ps2w", *fragile, *options, "checkpoint.every=1")
     assert run.wait() == 65, run.output
-    assert "the loss or a gradient of step 7 is NaN or infinite, so its update was skipped" in run.output
+    assert "gradient of step 7" in run.output
     errors = replica_errors(run)
     assert (errors["ps-0"], errors["worker-0"], len(errors["worker-1"])) == ([], [], 1)
     assert f" worker:1 ERROR replica 1: {what}" in errors["worker-1"][0]
@@ -196,11 +196,7 @@ def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_are(fin
     assert len({run.summary()["params_sha256"] for run in runs}) == 1
     for run in runs:
         assert (run.summary()["steps"], is_finite(run)) == (STEPS, True)
-        counts = [
-            log.read_text().count("the loss or a gradient of step 7 is NaN or infinite")
-            for log in run.logs()
-            if "worker" in log.stem
-        ]
+        counts = [log.read_text().count("gradient of step 7") for log in run.logs() if "worker" in log.stem]
         assert counts == [1, 1]
 
 
