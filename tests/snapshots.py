@@ -28,6 +28,7 @@ OTHERWISE_ELSEWHERE = {  # what differs from process to process, or with a line 
     r"(?<=this machine trainer ).*": "VERSION",
     r"(?<=criteo-)[0-9a-f]{16}\b": "KEY",
     r"(?<=Dataset:)\d+": "N",
+    r"(?<= = \] \[)[\d ]+(?=\.\.\.\])": "",
     r"\b0x[0-9a-f]{8,}\b": "0x...",
     r"(?<=, line )\d+(?=: \w+Error)": "N",
     r"line \d+ column \d+ \(char \d+\)": "line N",
