@@ -6,6 +6,7 @@ import json
 
 import pytest
 from quick_config import load, validated_on
+from snapshots import cases
 
 from trainer.config.schema import RunConfig
 from trainer.plan import resolve
@@ -34,8 +35,42 @@ def test_a_bad_size_is_refused_with_the_nearest(refused, size):
     refused("cluster/malformed", validated, f"cluster={size}")
 
 
-def test_an_empty_size_is_refused(refused):
-    refused("cluster/unknown-choice", validated, "cluster=")
+BAD_ADDRESSES = {
+    "cluster.addresses.chief/unknown-choice": {
+        "an unknown job in the addresses": [*with_addresses(), "+cluster.addresses.chief=[10.0.0.9:2222]"]
+    },
+    "cluster.addresses.ps/malformed": {
+        "a scheme": with_addresses(ps="'http://10.0.0.1:2223/x'"),
+        "an address without a port": with_addresses(ps="10.0.0.1"),
+    },
+    "cluster.addresses.worker/mismatch": {"every task needs an address": with_addresses(workers="10.0.0.2:2222")},
+    "cluster.addresses.worker/taken": {
+        "an address listed twice": with_addresses(workers="10.0.0.1:2222,10.0.0.3:2222"),
+        "localhost is the loopback address": with_addresses(
+            ps="127.0.0.1:2222", workers="localhost:2222,localhost:2223"
+        ),
+        "a port that another task needs for its status page": with_addresses(
+            ps="127.0.0.1:2222", workers="127.0.0.1:3222,127.0.0.1:2223"
+        ),
+    },
+    "cluster/unknown-choice": {"an empty size": ["cluster="]},
+    "job/not-set": {"a task started alone needs addresses": ["cluster=1ps2w", "job=worker", "task=0"]},
+    "job/unknown-choice": {"an unknown job": [*with_addresses(), "job=chief", "task=0"]},
+    "task/out-of-range": {
+        "an index out of range": [*with_addresses(), "job=worker", "task=2"],
+        "a cluster without an evaluator cannot run one": [
+            *with_addresses(),
+            "job=evaluator",
+            "task=0",
+            "run=/shared/mine",
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(("codes", "overrides"), cases(BAD_ADDRESSES))
+def test_bad_addresses_and_roles_are_refused(refused, codes, overrides):
+    refused(codes, validated, *overrides)
 
 
 def test_one_evaluator_is_enough(refused):
@@ -43,64 +78,15 @@ def test_one_evaluator_is_enough(refused):
     refused("cluster/out-of-range", validated, "cluster=2ps4w3e")
 
 
-def test_an_address_listed_twice_names_both_places(refused):
-    refused("cluster.addresses.worker/taken", validated, *with_addresses(workers="10.0.0.1:2222,10.0.0.3:2222"))
-
-
-def test_localhost_is_the_loopback_address(refused):
-    refused(
-        "cluster.addresses.worker/taken",
-        validated,
-        *with_addresses(ps="127.0.0.1:2222", workers="localhost:2222,localhost:2223"),
-    )
-
-
-def test_a_port_that_another_task_needs_for_its_status_page_is_refused(refused):
-    refused(
-        "cluster.addresses.worker/taken",
-        validated,
-        *with_addresses(ps="127.0.0.1:2222", workers="127.0.0.1:3222,127.0.0.1:2223"),
-    )
-
-
 @pytest.mark.parametrize("port", ["0", "99999", "http", "-1", "２２２２"])
 def test_a_port_out_of_range_is_refused(port, refused):
     refused("cluster.addresses.ps/malformed", validated, *with_addresses(ps=f"'10.0.0.1:{port}'"))
-
-
-def test_a_scheme_is_refused(refused):
-    refused("cluster.addresses.ps/malformed", validated, *with_addresses(ps="'http://10.0.0.1:2223/x'"))
-
-
-def test_an_address_without_a_port_is_refused(refused):
-    refused("cluster.addresses.ps/malformed", validated, *with_addresses(ps="10.0.0.1"))
-
-
-def test_every_task_needs_an_address(refused):
-    refused("cluster.addresses.worker/mismatch", validated, *with_addresses(workers="10.0.0.2:2222"))
-
-
-def test_an_unknown_job_in_the_addresses_is_refused(refused):
-    refused(
-        "cluster.addresses.chief/unknown-choice",
-        validated,
-        *with_addresses(),
-        "+cluster.addresses.chief=[10.0.0.9:2222]",
-    )
 
 
 def test_a_public_address_needs_consent(refused):
     public = with_addresses(ps="8.8.8.8:2222")
     refused("cluster.addresses.ps/unsafe", validated, *public)
     validated(*public, "security.allow_untrusted_network=true")
-
-
-def test_an_index_out_of_range_is_refused(refused):
-    refused("task/out-of-range", validated, *with_addresses(), "job=worker", "task=2")
-
-
-def test_an_unknown_job_is_refused(refused):
-    refused("job/unknown-choice", validated, *with_addresses(), "job=chief", "task=0")
 
 
 def test_a_job_needs_a_task_and_a_task_a_job(refused):
@@ -116,15 +102,6 @@ def test_an_evaluator_that_is_started_by_hand_needs_the_directory_of_the_chief(r
     by_hand = ["cluster=1ps2w1e", *with_addresses()[1:], "job=evaluator", "task=0"]
     refused("run/not-set", validated, *by_hand)
     validated(*by_hand, "run=/shared/mine")
-
-
-def test_a_cluster_without_an_evaluator_cannot_run_one(refused):
-    by_hand = [*with_addresses(), "job=evaluator", "task=0", "run=/shared/mine"]
-    refused("task/out-of-range", validated, *by_hand)
-
-
-def test_a_task_started_alone_needs_addresses(refused):
-    refused("job/not-set", validated, "cluster=1ps2w", "job=worker", "task=0")
 
 
 def adopt(value: object, *overrides: str) -> tuple[str, object]:
