@@ -246,9 +246,7 @@ class Cluster:
             tf.compat.v1.Session.reset(server.target)
         _idle[self._size].append((self.tasks, self.servers))
 
-    def _table_host(self, index: int) -> TableHost | None:
-        if not self.layout.blocks:
-            return None
+    def _table_host(self, index: int) -> TableHost:
         return TableHost(self.tables or private(self.layout), index, self.optimizer, seed=SEED)
 
     def _engine(self, index: int) -> ShardedEngine:
@@ -282,10 +280,8 @@ class Cluster:
             )
         )
 
-    def _table_worker(self, touches: Touches, index: int) -> Tables | None:
-        if not self.layout.blocks:
-            return None
-        if self.tables:
+    def _table_worker(self, touches: Touches, index: int) -> Tables:
+        if not self.sends_rows:
             return TableWorker(self.tables, touches, index)
         return SentTables(self.payloads, self.layout.slots, self.shards, touches, worker=index)
 
@@ -386,8 +382,8 @@ def make_local(
         for index in range(count)
     ]
     shard = place(replica.parameters_of(workload.model, workload.frozen), ["worker:0"], pins={})[0]
-    tables = (TableWorker(memory, touches), TableHost(memory, 0, optimizer, seed=SEED)) if memory else None
-    engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on, tables=tables)
+    tables = {"tables": TableWorker(memory, touches), "table_host": TableHost(memory, 0, optimizer, seed=SEED)}
+    engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on, **tables)
     engine.table_memory = memory
     engine.connect("", tf.compat.v1.ConfigProto(device_count={"CPU": count}))
     engine.load(first_snapshot(workload), generation=1)

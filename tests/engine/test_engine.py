@@ -280,7 +280,9 @@ def test_shards_that_disagree_on_the_step_are_an_error():
     cluster = Cluster(plain, ps=2, workers=1, rewrites=False)
     engine = cluster.engines[0]
     feeds = {
-        feed: first.to_flats(shard, {}, generation=1)[0] if position == 0 else np.zeros(feed.shape, np.float32)
+        feed: first.to_flats(shard, {}, generation=1)[0]
+        if position == 0
+        else np.full(feed.shape, "" if feed.dtype == tf.string else 0.0)
         for shard, first, feeds in zip(
             cluster.shards, (cluster.first(), Snapshot(3, *_values(cluster), {})), engine._load.feeds, strict=True
         )

@@ -196,6 +196,6 @@ def test_a_state_that_some_shards_have_and_others_lack_is_an_error():
         engine.held()
 
 
-def _first_values(cluster: Cluster) -> list[np.ndarray]:
+def _first_values(cluster: Cluster) -> list[Any]:
     shard, first = cluster.shards[0], cluster.first()
-    return first.to_flats(shard, cluster.engines[0]._spec.slots, generation=1)
+    return [*first.to_flats(shard, cluster.engines[0]._spec.slots, generation=1), first.tables]

@@ -1,6 +1,7 @@
 """Trains in one process: the same replica steps and the same update on one shard, in one graph without a cluster."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step
 from trainer.engine.data_wait import BatchCount
 from trainer.engine.instruments import GraphClock, now
-from trainer.engine.optimizers import clip_scale
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.host import TableHost
@@ -33,20 +33,23 @@ class LocalEngine(SessionEngine):
         shard: Shard,
         optimizer: OptimizerConfig,
         replicas: Sequence[Replica],
+        tables: TableWorker,
+        table_host: TableHost,
         parameters: str = "/cpu:0",
         profiles: bool = False,
-        tables: tuple[TableWorker, TableHost] | None = None,
     ) -> None:
         """Builds the graph.
 
         Args:
             replicas: each computes its part of the global batch, on its own device.
+            tables: reads rows.
+            table_host: updates them.
             parameters: the device that holds the shard's vectors and updates them.
             profiles: whether steps are stamped: input, compute, apply.
-            tables: read rows, and update them.
         """
         self.replicas, self.scopes = replicas, replicas[0].scopes
-        self._shard, self._fills, self._tables = shard, optimizer.slots(), tables
+        self._shard, self._fills = shard, optimizer.slots()
+        self._tables, self._table_host = tables, table_host
         self._clock = GraphClock(is_wanted=profiles)
         with tf.Graph().as_default() as self.graph:
             zeros = v1.zeros_initializer()
@@ -69,13 +72,11 @@ class LocalEngine(SessionEngine):
             variables = (self._flat, *self._slots.values())
             self._feeds = [v1.placeholder(tf.float32, v.shape) for v in variables]
             self._load = [v.assign(feed, read_value=False) for v, feed in zip(variables, self._feeds, strict=True)]
-            if tables:
-                self._feeds.append(v1.placeholder(tf.string, []))
-                self._load.append(tables[1].load(self._feeds[-1]))
+            self._feeds.append(v1.placeholder(tf.string, []))
+            self._load += table_host.load(self._feeds[-1])
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        values: list[Any] = snapshot.to_flats(self._shard, self._fills, generation=generation)
-        values += [snapshot.tables] if self._tables else []
+        values = [*snapshot.to_flats(self._shard, self._fills, generation=generation), snapshot.tables]
         self.session.run(self._load, dict(zip(self._feeds, values, strict=True)))
 
     def start(self) -> int:
@@ -117,40 +118,21 @@ class LocalEngine(SessionEngine):
         tag = generation * packing.GENERATION_STRIDE + step
         computed = []
         for replica, batches in zip(replicas, self._batches, strict=True):
-            rows = self._tables[0].rows_of_step([batches.derived], tag, ())[0] if self._tables else ()
+            (rows,) = self._tables.rows_of_step([batches.derived], tag, ())
             halves, batch = [packing.halves(flat, shard)], in_step(batches, step)
             computed.append(compute(halves, [header], [shard], replica, batch, self._requests, rows=rows))
         packed = [one.vectors[0] for one in computed]
-        left = []
-        if self._tables:
-            of_rows = [one.rows for one in computed]
-            left = [self._tables[0].leave_each([one.derived for one in self._batches], of_rows)]
+        left = self._tables.leave_each([one.derived for one in self._batches], [one.rows for one in computed])
         computed_at = now([*packed, *left])
         self._clock.end_at("compute", computed_at)
         order, scaled = squares_order([shard]), is_scaled([shard])
-        squares: list[tf.Tensor] = []
-        is_bad, reductions, divisor = judge(flat, packed, shard, FLOAT32, scaled=scaled)
-        collected = None
-        if self._tables:
-            collected = self._tables[1].collect(
-                tag, is_bad, [*packed, *left], workers=list(range(len(replicas))), divisor=divisor
-            )
-
-        def exchange(own: tf.Tensor) -> tf.Tensor:
-            squares[:] = [tf.gather(own, order)]
-            if self._tables and collected:
-                with tf.control_dependencies([collected.gradient]):
-                    squares[:] = [tf.concat([*squares, [self._tables[1].square_sum()]], 0)]
-            return squares[0]
-
+        decide = partial(judge, flat, packed, shard, FLOAT32, scaled=scaled)
+        moved_rows = self._table_host.begin(tag, decide, [*packed, *left], workers=list(range(len(replicas))))
+        exchange = moved_rows.extend(lambda own: tf.gather(own, order), self._table_host.square_sum)
         update = make_update(shard, optimizer, exchange, scaled=scaled)
         with tf.device(parameters):
             new, moved = update(flat, slots, packed, generation, step, None)
-            moved_rows = []
-            if self._tables and collected:
-                scale = clip_scale(optimizer, squares[0]) if squares else None
-                moved_rows = [self._tables[1].finish(collected, step, reductions, scale)]
-            with tf.control_dependencies(moved_rows):
+            with tf.control_dependencies(moved_rows.finish(step)):
                 assigned = [self._flat.assign(new, read_value=False)]
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]
         self._clock.end("apply", assigned)

@@ -110,18 +110,16 @@ class Assembly:
     def make_engine(self, workload: Workload, strategy: Any = None) -> Engine:
         """Returns the engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
         plan, task = self.spec.plan, self.spec.task
-        touches = _touches_of(plan, workload)
-        worker = self._table_worker(touches)
+        tables = self.make_tables(workload)
         common: dict[str, Any] = {
             "optimizer": self.spec.config.optimizer,
-            "replicas": _make_replicas(self.spec, workload, touches),
+            "replicas": _make_replicas(self.spec, workload, tables),
             "profiles": self.spec.config.profile,
         }
         with users_code("the training step", alone=False):
             if plan.effective_strategy.is_one_process:
-                host = self._table_host(0)
-                tables = (worker, host) if isinstance(worker, TableWorker) and host else None
-                return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, tables=tables, **common)
+                common |= {"tables": tables, "table_host": self._table_host(0)}
+                return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
             if plan.effective_strategy.has_ring:
                 return AllReduceEngine(
                     strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
@@ -135,28 +133,23 @@ class Assembly:
                     strategy=plan.effective_strategy,
                     parameters=plan.parameters,
                     wire=self.wire,
-                    tables=worker,
+                    tables=tables,
                     **common,
                 )
             )
 
-    def make_reader(self, workload: Workload) -> Tables | None:
-        """Returns what reads rows of tables for another pipeline than that of training, if there are any."""
-        return self._table_worker(_touches_of(self.spec.plan, workload))
+    def make_tables(self, workload: Workload) -> Tables:
+        """Returns a worker's side of tables, for one pipeline."""
+        plan, index, payloads = self.spec.plan, self.spec.task.index, self._payloads()
+        touches = Touches(plan.table_layout.blocks, partial(replica.lookups_of, workload.objective))
+        if payloads is None:
+            return TableWorker(self.tables, touches, index)
+        return SentTables(payloads, plan.slots, plan.shards, touches, worker=index)
 
-    def _table_host(self, index: int) -> TableHost | None:
+    def _table_host(self, index: int) -> TableHost:
         config, layout = self.spec.config, self.spec.plan.table_layout
-        if not layout.blocks:
-            return None
         memory = self.tables or private(layout)  # of which the rows of other hosts are never written to
         return TableHost(memory, index, config.optimizer, seed=config.seed, read=table_files.load)
-
-    def _table_worker(self, touches: Touches) -> Tables | None:
-        plan, index = self.spec.plan, self.spec.task.index
-        if self.tables:
-            return TableWorker(self.tables, touches, index)
-        payloads = self._payloads()
-        return SentTables(payloads, plan.slots, plan.shards, touches, worker=index) if payloads else None
 
     def _payloads(self) -> Payloads | None:
         """Returns how rows travel, if they do."""
@@ -167,11 +160,6 @@ class Assembly:
         if plan.wire_format.is_shared:
             boxes = Mailboxes(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes))
         return Payloads.of(plan.table_layout.blocks, self.wire, boxes)
-
-
-def _touches_of(plan: Plan, workload: Workload) -> Touches:
-    """Finds the rows of tables that batches touch."""
-    return Touches(plan.table_layout.blocks, partial(replica.lookups_of, workload.objective))
 
 
 def _averaged_workers(plan: Plan) -> int:
@@ -188,7 +176,7 @@ def _full(plan: Plan, task: Task, device: str) -> str:
     return device_of(task.name, device) if plan.has_shard_hosts else device
 
 
-def _make_replicas(spec: TaskSpec, workload: Workload, touches: Touches) -> list[Replica]:
+def _make_replicas(spec: TaskSpec, workload: Workload, tables: Tables) -> list[Replica]:
     config, plan, task = spec.config, spec.plan, spec.task
     scopes: dict[str, str] = {}
     step = replica.make_step(
@@ -205,8 +193,7 @@ def _make_replicas(spec: TaskSpec, workload: Workload, touches: Touches) -> list
         def batches(start: int = 0) -> Any:
             pipeline = training_iterator
             if not plan.effective_strategy.has_ring:
-                announce = touches.places if plan.sends_rows else None
-                pipeline = partial(training_batches, derive=touches.of, announce=announce)
+                pipeline = partial(training_batches, derive=tables.touches.of, announce=tables.announce)
             return pipeline(
                 workload.data.train,
                 seed=order_seed(config.seed, spec.rollbacks),

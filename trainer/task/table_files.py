@@ -1,6 +1,7 @@
 """Rows of tables between memory and checkpoints."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,10 @@ from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.table_rows import ChangedRows, Rows
 
 AT_ONCE = 2**18  # rows
+
+# Rows that changed after a step, of each block: places, values, and what else is saved of them.
+Ask = Callable[[int], Sequence[tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]]]
+Changes = Callable[[int, Checkpoint | None], ChangedRows]  # at a step, after a checkpoint
 
 
 def load(path: str | Path, memory: Sequence[BlockMemory], host: int) -> None:
@@ -40,6 +45,13 @@ def load_into(memory: Sequence[BlockMemory], path: str | Path, *, seed: int) -> 
     load(path, memory, 0)
 
 
+def source_of_changes(layout: TableLayout, memory: Sequence[BlockMemory], ask: Ask | None) -> Changes | None:
+    """Returns what finds the rows that changed, in memory or by asking hosts that send them; None without tables."""
+    if memory:
+        return partial(changed_rows, memory)
+    return partial(received_rows, layout, ask) if layout.blocks and ask else None
+
+
 def changed_rows(memory: Sequence[BlockMemory], step: int, base: Checkpoint | None) -> ChangedRows:
     """Copies of the rows that were changed after another checkpoint, which has the others; no host may be updating."""
     found = []
@@ -50,16 +62,11 @@ def changed_rows(memory: Sequence[BlockMemory], step: int, base: Checkpoint | No
     return ChangedRows(step, [block.block for block in memory], found, list(memory[0].slots), base)
 
 
-def received_rows(
-    layout: TableLayout,
-    rows: Sequence[tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]],
-    step: int,
-    base: Checkpoint | None,
-) -> ChangedRows:
-    """Returns the same of rows that hosts have sent: (places, values, what else is saved of them) of each block."""
+def received_rows(layout: TableLayout, ask: Ask, step: int, base: Checkpoint | None) -> ChangedRows:
+    """Returns the same of rows that hosts send."""
     found = [
         Rows(block.row_at(places), values, saved)
-        for block, (places, values, saved) in zip(layout.blocks, rows, strict=True)
+        for block, (places, values, saved) in zip(layout.blocks, ask(base.step if base else 0), strict=True)
     ]
     return ChangedRows(step, layout.blocks, found, layout.slots, base)
 

@@ -85,8 +85,7 @@ class ArrivalsHost(ShardHost):
                 raise
             waited, arrived_at = time.monotonic() - began, time.time()
             if arrival.kind == HOLD:
-                if self.tables is not None:
-                    self.tables.hold()
+                self.tables.hold()
                 self._run_hold[arrival.worker](arrival.step, self.counts)
             elif arrival.kind == JOIN:
                 self._join(arrival)

@@ -14,10 +14,9 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import failpoint, run_traced
-from trainer.engine.optimizers import clip_scale
-from trainer.engine.sharded.resources import cut_message, share, tag_of
-from trainer.engine.tables.host import Collected, TableHost
-from trainer.engine.tables.messages import RowServer
+from trainer.engine.sharded.resources import share, tag_of
+from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.messages import RowServer, cut_message
 from trainer.engine.tables.payloads import Payloads
 from trainer.engine.update import Exchange, is_scaled, judge, make_update, squares_order
 from trainer.engine.vectors import packing
@@ -39,7 +38,6 @@ class ShardHost(ABC):
     executed: Executed | None = None
     record: Record | None = None  # called after each update, where a profile is wanted
     place: Any = 0  # of the newest vector, in shared memory
-    _squares: Any = None  # of the update that is being added, where gradients are clipped
 
     def __init__(
         self,
@@ -49,10 +47,10 @@ class ShardHost(ABC):
         workers: int,
         optimizer: OptimizerConfig,
         parameters: str = "/cpu:0",
+        tables: TableHost,
         has_log: bool = False,
         wire: VectorWire = FLOAT32,
         profiles: bool = False,
-        tables: TableHost | None = None,
         payloads: Payloads | None = None,
     ) -> None:
         """Begins the host's graph.
@@ -61,9 +59,9 @@ class ShardHost(ABC):
             shards: all shards of the plan; this host holds the one at `index`.
             workers: that push.
             parameters: the device that holds the vectors.
+            tables: updates the rows of this host.
             has_log: whether updates follow a log of arrivals, as under async and backup.
             profiles: whether updates are stamped, for `record`.
-            tables: updates the rows of this host.
             payloads: how these rows travel, behind the vectors of messages, if they do.
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
@@ -75,10 +73,9 @@ class ShardHost(ABC):
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizer.slots())
-            options: dict[str, Any] = {"has_log": has_log, "wire": wire, "has_tables": tables is not None}
-            options["sends_rows"] = payloads is not None
+            options: dict[str, Any] = {"has_log": has_log, "wire": wire, "sends_rows": payloads is not None}
             self.shared = share(self.shard, names, workers, parameters=parameters, **options)
-            self.rows = RowServer(tables, self.shard, workers, payloads) if tables and payloads else None
+            self.rows = RowServer(tables, self.shard, workers, payloads) if payloads else None
             self.resizable = list(self.shared.rows.values())
             self._tag = self.tag()
             self._load = self._make_load()
@@ -153,7 +150,7 @@ class ShardHost(ABC):
         """
         if self.rows is None:
             return self.wire.read_gradients(message, self.shard, worker)
-        vector, payload = cut_message(message, self.wire, self.shard)
+        vector, payload = cut_message(message, *self.wire.shape(self.shard))
         with tf.control_dependencies([self.rows.take(worker, payload, counts=counts)]):
             return self.wire.read_gradients(tf.identity(vector), self.shard, worker)
 
@@ -175,51 +172,34 @@ class ShardHost(ABC):
         flat = self.shared.flat.read_value()
         slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
         generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
-        collected, reductions = None, None
-        if self.tables is not None:
-            scaled = is_scaled(self.shards)
-            is_bad, reductions, divisor = judge(flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen)
-            take = self.rows.pushed if self.rows else None
-            tag = generation * packing.GENERATION_STRIDE + step
-            collected = self.tables.collect(tag, is_bad, packed, workers=workers, divisor=divisor, take=take)
+        scaled = is_scaled(self.shards)
+        decide = partial(judge, flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen)
+        take = self.rows.pushed if self.rows else None
+        tag = generation * packing.GENERATION_STRIDE + step
+        rows = self.tables.begin(tag, decide, packed, workers=workers, take=take)
         self._exchange = exchange
-        if exchange is not None and collected is not None:
-            tags = packing.tags_of(flat, self.shard)
-            self._exchange = partial(self._exchange_with_rows, exchange, collected, tags)
+        if exchange is not None:
+            self._exchange = rows.extend(exchange, partial(self._square_sum, packing.tags_of(flat, self.shard)))
         with tf.device(self.parameters):
             new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
             previous = []
             if self.shared.before is not None:
                 with tf.control_dependencies([new]):  # while the host waits, a rejoining worker may need it
                     previous = [self.shared.before.assign(flat, read_value=False)]  # by reference
-            moved_rows = []
-            if self.tables is not None and collected is not None:
-                scale = clip_scale(self.optimizer, self._squares) if self.optimizer.clip_norm is not None else None
-                moved_rows = [self.tables.finish(collected, step, reductions, scale)]
-            with tf.control_dependencies([*previous, *moved_rows]):  # so that all can be read once the new vector can
+            with tf.control_dependencies(
+                [*previous, *rows.finish(step)]
+            ):  # so that all can be read once the new vector can
                 assigned = self.assign_flat(new, packed)
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
 
-    def _exchange_with_rows(
-        self, exchange: Exchange, collected: Collected, tags: tf.Tensor, squares: tf.Tensor
-    ) -> tf.Tensor:
-        """[K + 1] The squares of all shards, and then those of all rows."""
-        assert self.tables is not None
-        with tf.control_dependencies([collected.gradient]):  # before others are told
-            of_shards = exchange(tf.identity(squares))
-        with tf.control_dependencies([of_shards]):
-            self._squares = tf.concat([of_shards, [self._square_sum_of_rows(tags)]], 0)
-        return self._squares
-
-    def _square_sum_of_rows(self, tags: tf.Tensor) -> tf.Tensor:
-        assert self.tables is not None
+    def _square_sum(self, tags: tf.Tensor) -> tf.Tensor:
+        """[] Of the gradients of the rows of all hosts, in the update with these tags [2]."""
         if self.rows is None:
             return self.tables.square_sum()
         own = self.tables.own_square_sums()
-        return self.tables.square_sum(
-            self._from_all(tags, own, "row_squares", [own.shape.as_list()] * len(self.shards))
-        )
+        shapes = [own.shape.as_list()] * len(self.shards)
+        return self.tables.square_sum(self._from_all(tags, own, "row_squares", shapes))
 
     def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
         """Writes what workers read of a new vector, and then the vector: once that can be read, both can.
@@ -278,8 +258,8 @@ class ShardHost(ABC):
         return self._exchange(squares)
 
     def _make_load(self) -> tf.Operation:
-        flat, *slots = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
-        assigned: list[tf.Operation] = [] if self.tables is None else [self.tables.load(slots.pop())]
+        flat, *slots, checkpoint = self.shared.loads.dequeue()
+        assigned = self.tables.load(checkpoint)
         for variable, value in zip(self.shared.slots.values(), slots, strict=True):
             with tf.control_dependencies(assigned):
                 assigned.append(variable.assign(value, read_value=False))

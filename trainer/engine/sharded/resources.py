@@ -67,7 +67,7 @@ class Shared:
     seen: Mapping[int, Any]  # by worker, int64 variable: tag of the last token it took
     pushes: Mapping[int, Any]  # by worker, queue of its messages, as vectors/wire.py has them
     tokens: Mapping[int, Any]  # by worker, queue of int64 tags
-    loads: Any  # queue of (flat, slots...[, the checkpoint that has the rows of tables])
+    loads: Any  # queue of (flat, slots..., the checkpoint that has the rows of tables)
     goodbyes: Any  # queue of worker numbers
     log: ArrivalLog | None
     rows: Mapping[int, Resizable]  # by worker: the rows of tables that it pulls with the vector, where they are sent
@@ -82,7 +82,6 @@ def share(
     parameters: str = "/cpu:0",
     has_log: bool,
     wire: VectorWire = FLOAT32,
-    has_tables: bool = False,
     sends_rows: bool = False,
 ) -> Shared:
     """Makes the resources of a shard known to the default graph, on its host.
@@ -92,7 +91,6 @@ def share(
         of: the workers whose resources are made; all by default.
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether updates follow a log of arrivals, as under async and backup.
-        has_tables: whether the host loads rows of tables, too.
         sends_rows: whether messages have rows of tables behind the vector.
     """
     prefix = f"shard{shard.index}"
@@ -128,8 +126,8 @@ def share(
     # Vectors are large, so capacity is limited. Under sync a worker waits for space until the host, which also needs
     # the other workers, has dropped what a predecessor left; with a log the host drops that before a worker may push.
     room = UNBOUNDED if has_log else 1
-    shapes = [[shard.size], *([shard.slot_size(slot)] for slot in slots), *([[]] if has_tables else [])]
-    loaded = [*[tf.float32] * (1 + len(slots)), *([tf.string] if has_tables else [])]
+    shapes = [[shard.size], *([shard.slot_size(slot)] for slot in slots), []]
+    loaded = [*[tf.float32] * (1 + len(slots)), tf.string]
     with tf.device(device_of(shard.host)):
         flat, kept = vectors("")
         with tf.device(device_of(shard.host, parameters)):
@@ -149,12 +147,6 @@ def share(
             log=log() if has_log else None,
             rows={w: Resizable(f"{prefix}/rows{w}", wire.dtype) for w in numbers} if sends_rows else {},
         )
-
-
-def cut_message(message: tf.Tensor, wire: VectorWire, shard: Shard) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the vector in a message, and the rows of tables behind it."""
-    (numbers,) = wire.shape(shard)
-    return tf.ensure_shape(message[:numbers], [numbers]), message[numbers:]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +30,7 @@ from trainer.engine.sharded.worker_graph import (
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.memory import NO_TAG
 from trainer.engine.tables.messages import SentTables
+from trainer.engine.tables.worker import ChangedQuery
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
@@ -38,15 +39,6 @@ _log = logging.getLogger(__name__)
 
 LOADED_POLL_SECS = 0.02
 REPORT_EVERY_SECS = 10.0
-
-
-class ChangedGraph(NamedTuple):
-    """What the chief asks hosts about rows."""
-
-    tables: SentTables
-    step: tf.Tensor  # fed
-    answers: list[tf.Tensor]
-    release: list[tf.Tensor]
 
 
 class ShardedEngine(SessionEngine):
@@ -76,7 +68,7 @@ class ShardedEngine(SessionEngine):
         feeds: dict[Any, Any] = {}
         for shard, fed in zip(self._spec.shards, self._load.feeds, strict=True):
             values: list[Any] = snapshot.to_flats(shard, self._spec.slots, generation=generation)
-            feeds |= zip(fed, [*values, *([snapshot.tables] if self._spec.tables else [])], strict=True)
+            feeds |= zip(fed, [*values, snapshot.tables], strict=True)
         self.session.run(self._load.loads, feeds)
 
     def held(self) -> int:
@@ -94,7 +86,7 @@ class ShardedEngine(SessionEngine):
         first = step // self._spec.workers if self._spec.strategy.waits_for_one else step  # of this worker's own steps
         for batches in self._built.batches:
             self.session.run(batches.initializer, batches.feed_from(first))
-        if self._spec.sends_rows:
+        if self._built.query:
             self._next_places = self.session.run([batches.upcoming for batches in self._built.batches])
         return step
 
@@ -145,22 +137,20 @@ class ShardedEngine(SessionEngine):
     def changed_rows(self, step: int) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
         """(places, values, slots) of each block of tables: the rows that were changed after a step, from all hosts."""
         assert self._changed is not None
+        assert isinstance(self._spec.tables, SentTables)
         answers = self.session.run(self._changed.answers, {self._changed.step: step})
-        return self._changed.tables.read_changed(answers)
+        return self._spec.tables.read_changed(answers)
 
     @cached_property
-    def _changed(self) -> ChangedGraph | None:
+    def _changed(self) -> ChangedQuery | None:
         """Asks for changed rows, where they do not lie in memory of this task."""
-        if not isinstance(tables := self._spec.tables, SentTables):
-            return None
         with self.graph.as_default(), tf.device(self._spec.here):
-            feed = tf.compat.v1.placeholder(tf.int64, [])
-            return ChangedGraph(tables, feed, tables.changed(feed), tables.release())
+            return self._spec.tables.changes()
 
     @cached_property
     def _load(self) -> LoadGraph:
         with self.graph.as_default():
-            return build_load(self._built.links, has_tables=self._spec.tables is not None)
+            return build_load(self._built.links)
 
     @cached_property
     def _snapshot(self) -> SnapshotGraph:
@@ -198,9 +188,9 @@ class ShardedEngine(SessionEngine):
         """Messages with the rows of the first step behind their vectors."""
         spec, places, self._next_places = self._spec, self._next_places, None
         assert isinstance(spec.tables, SentTables)
-        assert self._built.question is not None
+        assert self._built.query is not None
         tag = self._first_tag if spec.strategy.waits_for_all else NO_TAG
-        payloads = spec.tables.first_payloads(self.session, self._built.question, places, tag)
+        payloads = spec.tables.first_payloads(self.session, self._built.query, places, tag)
         sizes = [spec.wire.shape(shard)[0] for shard in spec.shards]
         return [
             np.concatenate([message[:size], rows])

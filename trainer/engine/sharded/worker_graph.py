@@ -23,9 +23,8 @@ from trainer.engine.instruments import GraphClock, failpoint, now
 from trainer.engine.queues import take
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
-from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, cut_message, share
-from trainer.engine.tables.messages import RowQuery, SentTables
-from trainer.engine.tables.worker import Tables
+from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, share
+from trainer.engine.tables.worker import NO_TABLES, RowQuery, Tables
 from trainer.engine.update import BAD, DIVISOR, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -49,11 +48,7 @@ class WorkerSpec:
     parameters: str = "/cpu:0"  # the hosts' device that holds the vectors
     wire: VectorWire = FLOAT32
     profiles: bool = False  # whether steps are stamped: wait, pull, input, compute, push
-    tables: Tables | None = None
-
-    @property
-    def sends_rows(self) -> bool:
-        return isinstance(self.tables, SentTables)
+    tables: Tables = NO_TABLES
 
     @property
     def worker(self) -> int:
@@ -79,7 +74,7 @@ class StepGraph(NamedTuple):
 class LoadGraph(NamedTuple):
     """What the chief sends to every shard host."""
 
-    feeds: list[list[tf.Tensor]]  # of each shard: the vector, then its slots[, then a checkpoint with rows of tables]
+    feeds: list[list[tf.Tensor]]  # of each shard: the vector, then its slots, then a checkpoint with rows of tables
     loads: list[tf.Operation]
 
 
@@ -109,7 +104,7 @@ class WorkerGraph:
     contributions: tf.Tensor | None  # under async and backup
     goodbyes: list[tf.Operation]
     prefetch: PrefetchGraph | None
-    question: RowQuery | None  # asks for the rows of the first step, where rows are sent
+    query: RowQuery | None  # asks for the rows of the first step, where rows are sent
 
 
 def build_graph(spec: WorkerSpec) -> WorkerGraph:
@@ -120,7 +115,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     clock = GraphClock(is_wanted=spec.profiles)
     with tf.Graph().as_default() as graph:
         options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
-        options |= {"has_tables": spec.tables is not None, "sends_rows": spec.sends_rows}
+        options["sends_rows"] = spec.tables.announce is not None
         mine = [spec.worker]
         shared = [share(shard, list(spec.slots), spec.workers, of=mine, **options) for shard in spec.shards]
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
@@ -129,6 +124,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
             batch_count = BatchCount("/cpu:0")
             counted = batch_count.count([tensor for one in batches for tensor in one.batch.tensors])
             requests = Requests.placeholders()
+            query = spec.tables.query()
         prefetch = build_prefetch(links, spec.here) if has_prefetch else None
         messages = prefetch.messages if prefetch else [link.pull(clock) for link in links]
         ticket = v1.placeholder(tf.int32, [])
@@ -147,24 +143,14 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
             contributions=log.contributions.read_value() if log else None,
             goodbyes=[link.shared.goodbyes.enqueue(spec.worker) for link in links],
             prefetch=prefetch,
-            question=_build_question(spec),
+            query=query,
         )
 
 
-def _build_question(spec: WorkerSpec) -> RowQuery | None:
-    if not isinstance(spec.tables, SentTables):
-        return None
-    with tf.device(spec.here):
-        return spec.tables.question()
-
-
-def build_load(links: Sequence[Link], *, has_tables: bool = False) -> LoadGraph:
+def build_load(links: Sequence[Link]) -> LoadGraph:
     """Adds the load of every shard to the default graph."""
-    feeds = [
-        [v1.placeholder(tf.float32, v.shape) for v in (link.shared.flat, *link.shared.slots.values())] for link in links
-    ]
-    for of_shard in feeds if has_tables else []:
-        of_shard.append(v1.placeholder(tf.string, []))
+    vectors = [(link.shared.flat, *link.shared.slots.values()) for link in links]
+    feeds = [[*(v1.placeholder(tf.float32, v.shape) for v in one), v1.placeholder(tf.string, [])] for one in vectors]
     return LoadGraph(feeds, [_load(link, fed) for link, fed in zip(links, feeds, strict=True)])
 
 
@@ -250,10 +236,7 @@ def _build_step(
     shards, replicas, strategy, wire = spec.shards, spec.replicas, spec.strategy, spec.wire
     with tf.device(spec.here):
         messages = [tf.identity(message) for message in messages]
-        pulled, payloads = list(messages), []
-        if spec.sends_rows:
-            cut = [cut_message(message, wire, shard) for message, shard in zip(messages, shards, strict=True)]
-            pulled, payloads = [one for one, _ in cut], [one for _, one in cut]
+        pulled, payloads = spec.tables.split(messages, [wire.shape(shard)[0] for shard in shards])
         vectors = [wire.read_parameters(message, shard) for message, shard in zip(pulled, shards, strict=True)]
         tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
         # Not after the messages themselves: where they are fed, that would still wait for a token.
@@ -269,10 +252,8 @@ def _build_step(
         tags = _common_tags(strategy, tags)
         if strategy.waits_for_quorum:  # one host decides for all, so the oldest shard counts
             headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
-        rows: Sequence[Sequence[tf.Tensor]] = [()] * len(replicas)
-        if spec.tables is not None:
-            tag = tf.cast(tags[0][0], tf.int64) * packing.GENERATION_STRIDE + tf.cast(tags[0][1], tf.int64)
-            rows = spec.tables.rows_of_step([one.derived for one in batches], tag, payloads)
+        tag = tf.cast(tags[0][0], tf.int64) * packing.GENERATION_STRIDE + tf.cast(tags[0][1], tf.int64)
+        rows = spec.tables.rows_of_step([one.derived for one in batches], tag, payloads)
         clip = spec.optimizer if strategy.waits_for_one and spec.optimizer.clip_norm is not None else None
         write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])
         writes_in_step = len(replicas) == 1 and clip is None and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
@@ -281,16 +262,12 @@ def _build_step(
             for replica, one, given in zip(replicas, batches, rows, strict=True)
         ]
         packed = computed[0].vectors
-        means: list[tf.Tensor] = []
-        if spec.tables is not None:
-            means = spec.tables.mean_gradients([one.derived for one in batches], [one.rows for one in computed])
+        means = spec.tables.mean_gradients([one.derived for one in batches], [one.rows for one in computed])
         scale = None
         if not writes_in_step:
             vectors_of = [one.vectors for one in computed]
             packed, scale = mean_over_replicas(vectors_of, headers, shards, clip=clip, write=write, rows=means[1::2])
-        left: list[Any] = []
-        if spec.tables is not None:
-            left = spec.tables.leave(means, [one.upcoming for one in batches], scale)
+        left = spec.tables.leave(means, [one.upcoming for one in batches], scale)
         computed_at = now([*packed, *left, counted])
         clock.end_at("compute", computed_at)
         metrics = [packing.metrics_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
@@ -299,8 +276,7 @@ def _build_step(
         divisor = wire.metrics_of(packed[0], shards[0])[DIVISOR] if is_counted else tf.constant(1.0)
         with tf.control_dependencies(left):
             announced = [wire.announce(vector, shard) for vector, shard in zip(packed, shards, strict=True)]
-            if spec.sends_rows:
-                announced = [tf.concat(parts, 0) for parts in zip(announced, left, strict=True)]
+            announced = spec.tables.join(announced, left)
     pushed = push(spec, links, announced, clock, tags=tags[0])
     return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], [*packed, divisor])
 

@@ -12,6 +12,7 @@ from trainer.config.schema import ROW_ACCUMULATOR, OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
+from trainer.engine.update import Exchange
 from trainer.engine.vectors.packing import GENERATION_STRIDE
 from trainer.plan.table_layout import HALVES, POWERS
 
@@ -19,6 +20,8 @@ from trainer.plan.table_layout import HALVES, POWERS
 LEAST_SIZE = 2**12
 
 Read = Callable[[str, Sequence[BlockMemory], int], None]  # the rows of a host from the checkpoint at a path
+Judge = Callable[[], tuple[tf.Tensor, tf.Tensor, tf.Tensor | float]]  # see engine/update.py
+SquareSum = Callable[[], tf.Tensor]  # [] float32: the sum of the squares of all rows' gradients
 Take = Callable[[int], Sequence[Pushed]]  # what a worker has pushed, by block
 
 
@@ -38,6 +41,18 @@ class Collected(NamedTuple):
     slots: dict[str, tf.Tensor]
 
 
+class RowUpdate:
+    """An update of rows between its two parts; of none, where there are no tables."""
+
+    def extend(self, exchange: Exchange, square_sum: SquareSum) -> Exchange:
+        """Returns an exchange of squares that has, after those of all shards, the sum over all rows."""
+        return exchange
+
+    def finish(self, step: tf.Tensor) -> list[tf.Operation]:
+        """Adds the second part; `step` [] int64 is that of the state before it."""
+        return []
+
+
 class TableHost:
     """Updates the rows of one host."""
 
@@ -53,9 +68,10 @@ class TableHost:
         """Begins without values.
 
         Args:
+            memory: of all tables; empty if there are none.
             read: reads checkpoints.
         """
-        self.memory, self._host, self._seed, self._read = memory, host, seed, read
+        self.memory, self.config, self._host, self._seed, self._read = memory, optimizer, host, seed, read
         self.lock = threading.Lock()  # held while rows change, for those who read them meanwhile
         self._optimizer, self._fills, self._clips = (
             optimizer.of_rows(),
@@ -70,9 +86,9 @@ class TableHost:
             lambda *inputs: optimizers.apply(self._optimizer, *inputs), jit_compile=True, autograph=False
         )
 
-    def load(self, checkpoint: tf.Tensor) -> tf.Operation:
+    def load(self, checkpoint: tf.Tensor) -> list[tf.Operation]:
         """Adds what gives the rows their first values, then those in a checkpoint [] string, if it is not empty."""
-        return tf.numpy_function(self._load, [checkpoint], [])
+        return [tf.numpy_function(self._load, [checkpoint], [])] if self.memory else []
 
     def _load(self, checkpoint: bytes) -> None:
         for block in self.memory:
@@ -116,6 +132,16 @@ class TableHost:
         self._kept[number].append(_copied(block, rows))
         is_kept[rows - first] = True
 
+    def begin(
+        self, tag: tf.Tensor, judge: Judge, after: Sequence[Any], *, workers: Any, take: Take | None = None
+    ) -> RowUpdate:
+        """Begins an update of the rows that were pushed for the step with this tag [] int64; see `collect`."""
+        if not self.memory:
+            return RowUpdate()
+        is_bad, reductions, divisor = judge()
+        collected = self.collect(tag, is_bad, after, workers=workers, divisor=divisor, take=take)
+        return CollectedUpdate(self, collected, reductions)
+
     def collect(
         self,
         tag: tf.Tensor,
@@ -126,7 +152,7 @@ class TableHost:
         divisor: tf.Tensor | float = 1.0,
         take: Take | None = None,
     ) -> Collected:
-        """Adds the first part of an update: the rows that were pushed for the step with this tag [] int64.
+        """Adds the first part of an update.
 
         Args:
             is_bad: [] bool, whether the update is left out.
@@ -264,6 +290,28 @@ class TableHost:
         with self.lock:
             block.put(rows, moved, slots, step)
             block.arrays["steps"][self._host] = step
+
+
+class CollectedUpdate(RowUpdate):
+    """An update of the rows that were pushed."""
+
+    def __init__(self, tables: TableHost, collected: Collected, reductions: tf.Tensor) -> None:
+        self._tables, self._collected, self._reductions = tables, collected, reductions
+        self._squares: tf.Tensor | None = None  # of all gradients, where they are clipped
+
+    def extend(self, exchange: Exchange, square_sum: SquareSum) -> Exchange:
+        def extended(squares: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies([self._collected.gradient]):  # before others are told
+                of_shards = exchange(tf.identity(squares))
+            with tf.control_dependencies([of_shards]):
+                self._squares = tf.concat([of_shards, [square_sum()]], 0)
+            return self._squares
+
+        return extended
+
+    def finish(self, step: tf.Tensor) -> list[tf.Operation]:
+        scale = None if self._squares is None else optimizers.clip_scale(self._tables.config, self._squares)
+        return [self._tables.finish(self._collected, step, self._reductions, scale)]
 
 
 def _copied(block: BlockMemory, rows: np.ndarray) -> Before:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +26,7 @@ from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, cuts_of
 from trainer.engine.tables.payloads import PUSH, ROWS, Payloads, Places
 from trainer.engine.tables.touches import Derived, Touches
-from trainer.engine.tables.worker import Tables, by_block, tensors_of
+from trainer.engine.tables.worker import ChangedQuery, RowQuery, Tables, by_block, tensors_of
 from trainer.plan.layout import Shard
 from trainer.plan.tables import slot_dtype, slot_width
 
@@ -113,6 +113,7 @@ class SentTables(Tables):
         """Creates the messages of the worker with this number; adds nothing to the graph yet."""
         self._payloads, self._slots, self._shards, self.touches = payloads, slots, shards, touches
         self._worker, self._each = worker, len(payloads.blocks)
+        self.announce = touches.places
 
     def read(self, derived: Derived) -> list[tf.Tensor]:
         distinct = list(self.touches.places(derived))
@@ -155,8 +156,14 @@ class SentTables(Tables):
         written = tensors_of(write, [1.0 if scale is None else scale, *mean, *next_places], kinds)
         return [tf.ensure_shape(one, [None]) for one in written]
 
-    def question(self) -> RowQuery:
-        """Asks every host for the rows of a first step."""
+    def split(self, messages: Sequence[tf.Tensor], sizes: Sequence[int]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        cut = [cut_message(message, size) for message, size in zip(messages, sizes, strict=True)]
+        return [vector for vector, _ in cut], [rows for _, rows in cut]
+
+    def join(self, messages: Sequence[tf.Tensor], left: Sequence[Any]) -> list[tf.Tensor]:
+        return [tf.concat(parts, 0) for parts in zip(messages, left, strict=True)]
+
+    def query(self) -> RowQuery:
         tag, questions = v1.placeholder(tf.int64, []), [v1.placeholder(tf.string, []) for _ in self._shards]
         return RowQuery(tag, questions, self._ask(READ, tag, questions))
 
@@ -179,13 +186,11 @@ class SentTables(Tables):
             messages.append(self._payloads.send(ROWS, self._worker, host, written))
         return messages
 
-    def changed(self, step: tf.Tensor) -> list[tf.Tensor]:
-        """Returns what each host answers about all rows that changed after a step [] int64; `read_changed` reads it."""
-        return self._ask(CHANGED, step, [tf.constant("")] * len(self._shards))
-
-    def release(self) -> list[tf.Tensor]:
-        """Tells every host that it need not keep the rows of the last snapshot any longer."""
-        return self._ask(RELEASE, tf.constant(NO_TAG, tf.int64), [tf.constant("")] * len(self._shards))
+    def changes(self) -> ChangedQuery:
+        """Adds what asks for changed rows, whose answers `read_changed` reads, and what lets hosts release them."""
+        step, nothing = v1.placeholder(tf.int64, []), [tf.constant("")] * len(self._shards)
+        answers = self._ask(CHANGED, step, nothing)
+        return ChangedQuery(step, answers, self._ask(RELEASE, tf.constant(NO_TAG, tf.int64), nothing))
 
     def read_changed(self, answers: Sequence[bytes]) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
         """(places, values, what else is saved of them) of each block, of all hosts."""
@@ -244,12 +249,9 @@ class SentTables(Tables):
         return given
 
 
-class RowQuery(NamedTuple):
-    """Asks all hosts for rows; what is fed, and what is fetched."""
-
-    tag: tf.Tensor
-    questions: list[tf.Tensor]
-    answers: list[tf.Tensor]
+def cut_message(message: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the vector [size] in a message, and the rows of tables behind it."""
+    return tf.ensure_shape(message[:size], [size]), message[size:]
 
 
 def _asks(shard: Shard) -> Any:

@@ -38,10 +38,10 @@ class Touches:
         self._blocks, self._record = blocks, record
         self._paths: list[str] = []  # of the table of each lookup
 
-    def of(self, batch: Batch) -> Derived | tuple[()]:
+    def of(self, batch: Batch) -> Derived:
         """Adds what is made of a batch to the graph of a pipeline; nothing without tables."""
         if not self._blocks:
-            return ()
+            return Derived((), ())
         lookups = self._record(batch.features)
         self._paths = [one.path for one in lookups]
         ids = tuple(one.ids for one in lookups)

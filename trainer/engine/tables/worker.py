@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,10 +13,27 @@ from trainer.engine.tables.touches import Derived, Touches
 Gradients = Sequence[Sequence[tf.Tensor]]  # by replica and lookup
 
 
+class RowQuery(NamedTuple):
+    """Asks all hosts for rows; what is fed, and what is fetched."""
+
+    tag: tf.Tensor
+    questions: list[tf.Tensor]
+    answers: list[tf.Tensor]
+
+
+class ChangedQuery(NamedTuple):
+    """Asks all hosts for the rows that have changed after a step; what is fed, and what is fetched."""
+
+    step: tf.Tensor
+    answers: list[tf.Tensor]
+    release: list[tf.Tensor]
+
+
 class Tables(ABC):
-    """Adds to a worker's graph what it does with tables."""
+    """Adds to a worker's graph what it does with tables; the defaults are for rows that are not sent."""
 
     touches: Touches
+    announce: Callable[[Derived], Any] | None = None  # makes of a batch what is asked of hosts a step ahead
 
     @abstractmethod
     def read(self, derived: Derived) -> list[tf.Tensor]:
@@ -47,10 +64,26 @@ class Tables(ABC):
             What is to be pushed behind the vector of each host, where rows are sent; else what must be done before.
         """
 
+    def split(self, messages: Sequence[tf.Tensor], sizes: Sequence[int]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the vectors [size] in what each host has sent, and the rows behind them."""
+        return list(messages), []
+
+    def join(self, messages: Sequence[tf.Tensor], left: Sequence[Any]) -> list[tf.Tensor]:
+        """Returns what to push to each host: a message, and what `leave` returned behind it."""
+        return list(messages)
+
+    def query(self) -> RowQuery | None:
+        """Adds what asks all hosts for the rows of a first step."""
+        return None
+
+    def changes(self) -> ChangedQuery | None:
+        """Adds what asks all hosts which rows have changed."""
+        return None
+
     def mean_gradients(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
         """By block: the distinct places [n] of a worker's replicas, and the means of their gradients [n, width]."""
         sums = self._sums(derived, gradients)
-        if len(derived) == 1:
+        if len(derived) == 1 or not sums:
             return sums
         blocks = len(derived[0].blocks)
 
@@ -75,7 +108,7 @@ class Tables(ABC):
 
 
 class TableWorker(Tables):
-    """Reads rows where they lie, in memory that it shares with the hosts."""
+    """Reads rows where they lie, in memory that it shares with the hosts; adds nothing where there are no tables."""
 
     def __init__(self, memory: Sequence[BlockMemory], touches: Touches, worker: int = 0) -> None:
         self._memory, self.touches, self._worker = memory, touches, worker
@@ -91,6 +124,8 @@ class TableWorker(Tables):
     def leave(
         self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
     ) -> list[tf.Tensor | tf.Operation]:
+        if not self._memory:
+            return []
         assert scale is None  # hosts clip
 
         def write(*flat: np.ndarray) -> None:
@@ -99,17 +134,22 @@ class TableWorker(Tables):
 
         return [tf.numpy_function(write, list(mean), [])]
 
-    def leave_each(self, derived: Sequence[Derived], gradients: Gradients) -> tf.Operation:
+    def leave_each(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Operation]:
         """Leaves the gradient of each replica as that of a worker, where all replicas are in one process."""
+        if not self._memory:
+            return []
 
         def write(*flat: np.ndarray) -> None:
             for block, of_replicas in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
                 for replica, (places, rows) in enumerate(of_replicas):
                     block.write_push(replica, places, rows)
 
-        return tf.numpy_function(write, self._sums(derived, gradients), [])
+        return [tf.numpy_function(write, self._sums(derived, gradients), [])]
 
     def _read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
+        if not self._memory:
+            return []
+
         def read(tag: np.ndarray, *places: np.ndarray) -> list[np.ndarray]:
             return [block.read(own, int(tag)) for block, own in zip(self._memory, places, strict=True)]
 
@@ -121,6 +161,9 @@ class TableWorker(Tables):
             own = tf.ensure_shape(rows[number], [*wanted[number].shape, block.block.width])
             rows[number] = tf.gather(own, derived.blocks[number].which) if grow[number] else own
         return self.touches.cut(derived, rows)
+
+
+NO_TABLES = TableWorker((), Touches((), lambda _: []))
 
 
 def tensors_of(

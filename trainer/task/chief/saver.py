@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from trainer.config.schema import NotFinitePolicy, SaveErrorPolicy
-from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.task_page import TaskPage, TaskState
@@ -37,8 +35,7 @@ class Saver:
     writer: checkpoint_writer.Writer
     generation: int
     source: str | None = None  # the checkpoint that the state was loaded from
-    tables: Sequence[BlockMemory] = ()  # the memory of rows, where this task maps it
-    rows_after: Callable[[int], Any] | None = None  # the changed rows of tables that are not in memory of this task
+    changes: table_files.Changes | None = None  # gives the rows of tables that have changed
 
     def save_if_sound(self, snapshot: Snapshot) -> None:
         """Saves between two steps; what is wrong with the state ends the run later, in all replicas alike."""
@@ -89,14 +86,10 @@ class Saver:
 
     def _changed_rows(self, step: int) -> ChangedRows | None:
         """Copies of the rows of tables that the newest checkpoint of this state does not have."""
-        plan = self.spec.plan
-        if not plan.tables:
+        if self.changes is None:
             return None
         self.writer.wait()  # that one may still be on its way to the disk
-        base = self._newest(step)
-        if self.rows_after is None:
-            return table_files.changed_rows(self.tables, step, base)
-        return table_files.received_rows(plan.table_layout, self.rows_after(base.step if base else 0), step, base)
+        return self.changes(step, self._newest(step))
 
     def _newest(self, step: int) -> Checkpoint | None:
         """Returns the newest checkpoint up to a step that this state went through; None: none is known."""

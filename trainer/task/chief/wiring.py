@@ -14,6 +14,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.task_page import TaskPage
 from trainer.storage import checkpoint
 from trainer.storage.history import History
+from trainer.task import table_files
 from trainer.task.chief.ending import Hooks
 from trainer.task.chief.evaluation import ChiefEvaluation, make_evaluation
 from trainer.task.chief.initial_state import InitialState
@@ -81,9 +82,10 @@ def assemble(
     """Opens the run's files, makes the chief's actions and reports what an earlier chief did not."""
     config, plan, directory, status = spec.config, spec.plan, spec.directory, runtime.status
     writer = make_writer(spec, is_read=evaluator is None)
-    rows_after = engine.changed_rows if isinstance(engine, ShardedEngine) and not tables else None
-    saver = Saver(spec, status, runtime.journal, writer, engine.generation, start.checkpoint, tables, rows_after)
-    if plan.has_shard_hosts and tables:  # or the first save, for which all others wait, would do it
+    ask = engine.changed_rows if isinstance(engine, ShardedEngine) else None
+    changes = table_files.source_of_changes(plan.table_layout, tables, ask)
+    saver = Saver(spec, status, runtime.journal, writer, engine.generation, start.checkpoint, changes)
+    if plan.has_shard_hosts:  # or the first save, for which all others wait, would do it
         threading.Thread(target=map_rows, args=[tables], daemon=True).start()
     history, events = History(directory.history, start=start.step), Events(directory.events, start=start.step)
     report = Report(

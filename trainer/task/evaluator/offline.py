@@ -115,18 +115,17 @@ class _Opened:
         workload = open_workload(config, plan, directory.frozen, trains=other is None)
         checkpoint.check_fits(without_slots(source), expected_shapes(config, workload), frozen=plan.frozen.sha256)
         rows, tables = tables_for(plan, workload)
-        if rows:
-            table_rows.check_fits(source, [block.block for block in rows], None)
-            table_files.load_into(rows, source.path, seed=config.seed)
+        table_rows.check_fits(source, [block.block for block in rows], None)
+        table_files.load_into(rows, source.path, seed=config.seed)
         self.class_names, self.spec = workload.data.class_names, workload.data.spec
         data = _opened_data(config, workload, other, steps, needs_labels=needs_labels)
         self.workload = workload._replace(data=data)
         self.snapshot = Snapshot.from_tensors(source.step, checkpoint.load(source))
         self.batch_size = config.evaluate.batch_size
         has_gpu = bool(task.gpus and tf.config.list_physical_devices("GPU"))
-        self.options: dict[str, Any] = {"device": "/gpu:0" if has_gpu else "/cpu:0", "tables": tables}
         # Without those of the run its data may have no end.
-        self.options["steps"] = steps or (config.evaluate.steps if other is None else None)
+        steps = steps or (config.evaluate.steps if other is None else None)
+        self.options: dict[str, Any] = {"tables": tables, "steps": steps, "device": "/gpu:0" if has_gpu else "/cpu:0"}
 
     def connect(self, copy: ModelCopy) -> None:
         """Gives a copy of the model its session."""

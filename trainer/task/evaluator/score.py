@@ -16,7 +16,7 @@ from trainer.engine.frozen import Copy
 from trainer.engine.tables.mapping import private
 from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.tables.touches import Touches
-from trainer.engine.tables.worker import Tables, TableWorker
+from trainer.engine.tables.worker import NO_TABLES, Tables, TableWorker
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.plan import Plan
@@ -34,7 +34,7 @@ from trainer.task.tensorboard import Events
 from trainer.workload import step
 from trainer.workload.build import Workload, parameters_of
 from trainer.workload.data.examples import users_code
-from trainer.workload.data.pipeline import evaluation_batches, nothing
+from trainer.workload.data.pipeline import evaluation_batches
 from trainer.workload.objective import Objective
 from trainer.workload.step import lookups_of
 
@@ -56,7 +56,7 @@ class ModelCopy:
         batch_size: int,
         device: str,
         steps: int | None = None,
-        tables: Tables | None = None,
+        tables: Tables = NO_TABLES,
     ) -> None:
         """Builds the graph.
 
@@ -76,17 +76,16 @@ class ModelCopy:
             }
             self._feeds = {path: v1.placeholder(tf.float32, v.shape) for path, v in self._variables.items()}
             self._assign = [v.assign(self._feeds[path], read_value=False) for path, v in self._variables.items()]
-            derive = tables.touches.of if tables else nothing
             self._batches = evaluation_batches(
-                workload.data.evaluate, batch_size=batch_size, steps=steps, derive=derive
+                workload.data.evaluate, batch_size=batch_size, steps=steps, derive=tables.touches.of
             )
             values = {path: v.read_value() for path, v in self._variables.items()}
             state = values | self._frozen.tensors("frozen")
             compute = tf.function(make(objective), autograph=False)
             batch = self._batches.batch
-            given = tables.read(self._batches.derived) if tables else ()
+            rows = tables.read(self._batches.derived)
             with users_code("evaluation", alone=False):
-                self._results = compute(values, state, batch, given), tf.shape(batch.tensors[0])[0]
+                self._results = compute(values, state, batch, rows), tf.shape(batch.tensors[0])[0]
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own devices."""
@@ -133,7 +132,7 @@ class Evaluator(ModelCopy):
         return {"loss": float(losses / self.examples)} | self._metrics(sums)
 
 
-def make_evaluator(config: RunConfig, workload: Workload, device: str, tables: Tables | None = None) -> Evaluator:
+def make_evaluator(config: RunConfig, workload: Workload, device: str, tables: Tables = NO_TABLES) -> Evaluator:
     """Returns the evaluator of a run's model on its data."""
     batch_size, steps = config.evaluate.batch_size, config.evaluate.steps
     return Evaluator(workload, batch_size=batch_size, device=device, steps=steps, tables=tables)
@@ -265,11 +264,11 @@ def expected_shapes(config: RunConfig, workload: Workload) -> dict[str, tuple[in
     }
 
 
-def tables_for(plan: Plan, workload: Workload) -> tuple[list[BlockMemory], TableWorker | None]:
-    """Returns memory for the rows of all tables in this process, and its reader for an evaluator, if there are any."""
+def tables_for(plan: Plan, workload: Workload) -> tuple[list[BlockMemory], TableWorker]:
+    """Returns memory for the rows of all tables in this process, and its reader for an evaluator."""
     rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
     touches = Touches([block.block for block in rows], partial(lookups_of, workload.objective))
-    return rows, TableWorker(rows, touches) if rows else None
+    return rows, TableWorker(rows, touches)
 
 
 def without_slots(source: Checkpoint) -> Checkpoint:
