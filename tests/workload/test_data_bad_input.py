@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.config.schema import DataConfig, ModelConfig
-from trainer.plan.description import ModelProbe
 from trainer.plan.downloads import is_missing
-from trainer.workload import describe
 from trainer.workload.data import DataError, MissingInputError, find_data_error, open_data
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.idx import read_idx
@@ -207,129 +204,91 @@ def test_a_damaged_idx_file_is_refused(tmp_path, content, raises):
 # TFRecord files
 
 
-def test_a_pattern_that_matches_nothing_is_missing_input(tmp_path):
-    with pytest.raises(MissingInputError, match="no file matches .* type 'data.options.train=/PATH/TO/"):
-        open_records(tmp_path / "*.tfrecord")
+def changed(change):
+    """Replaces what the file holds."""
+    return lambda path: path.write_bytes(change(path.read_bytes())) and path
 
 
-def test_a_folder_is_not_a_tfrecord_file(tmp_path, raises):
-    with raises(DataError):
-        open_records(tmp_path)
+def flipped(number, place):
+    """Flips a bit at a place of a record."""
+
+    def flip(content):
+        place_in_file = len(content) // 3 * number + place
+        return content[:place_in_file] + bytes([content[place_in_file] ^ 1]) + content[place_in_file + 1 :]
+
+    return changed(flip)
 
 
-def test_an_empty_tfrecord_file_is_refused(tmp_path):
-    (tmp_path / "a.tfrecord").touch()
-    with pytest.raises(DataError, match=r"a.tfrecord: is empty \(0 bytes\)"):
-        open_records(tmp_path / "a.tfrecord")
+def record(**features):
+    """Has a second record with other features."""
+    return lambda path: write(path, example(), example(**features))
 
 
-@pytest.mark.parametrize("content", [b"hello", b"x_train,y_train\n" * 20], ids=["short", "long"])
-def test_a_file_that_is_not_a_tfrecord_is_refused(tmp_path, content, raises):
-    (tmp_path / "a.tfrecord").write_bytes(content)
-    with raises(DataError):
-        open_records(tmp_path / "a.tfrecord")
+# What is done to a file of three records; it returns the path to read.
+DAMAGES = {
+    "missing": lambda path: path.with_name("none.tfrecord"),
+    "no match": lambda path: path.with_name("*.csv"),
+    "folder": lambda path: path.parent,
+    "empty": lambda path: path.write_bytes(b"") or path,
+    "short text": changed(lambda _: b"hello"),
+    "long text": changed(lambda _: b"x_train,y_train\n" * 20),
+    "gzip": changed(gzip.compress),
+    "cut by 1 byte": changed(lambda content: content[:-1]),
+    "cut by 4 bytes": changed(lambda content: content[:-4]),
+    "cut by 30 bytes": changed(lambda content: content[:-30]),
+    "cut within a length": changed(lambda content: content + b"\0\0\0"),
+    "flipped bit in a length": flipped(1, 0),
+    "flipped bit in a record": flipped(2, 20),
+    "no example": lambda path: write(path, example(), b"\xff\xffhello"),
+    "no image": record(image=None),
+    "no label": record(label=None),
+    "type": record(image=blob(b"abcd")),
+    "no values": record(image=tf.train.Feature()),
+    "label type": record(label=floats(1)),
+    "shape": record(image=floats(1, 2)),
+    "NaN": record(image=floats(1, 2, 3, np.nan)),
+    "two labels": record(label=integers(1, 2)),
+    "label above": record(label=integers(3)),
+    "label below": record(label=integers(-1)),
+}
 
 
-def test_a_gzipped_file_is_recognised(whole, raises):
-    whole.write_bytes(gzip.compress(whole.read_bytes()))
-    with raises(DataError):
-        open_records(whole)
-
-
-def test_a_declared_compression_is_refused(whole, raises):
-    with raises(DataError):
-        open_records(whole, compression="gzip")
-
-
-@pytest.mark.parametrize("cut", [1, 4, 30], ids=lambda cut: f"{cut} bytes short")
-def test_a_file_cut_within_its_last_record_is_refused(whole, cut, raises):
-    whole.write_bytes(whole.read_bytes()[:-cut])
-    with raises(DataError):
-        open_records(whole)
-
-
-def test_a_file_cut_within_a_length_is_refused(whole, raises):
-    whole.write_bytes(whole.read_bytes() + b"\0\0\0")
-    with raises(DataError):
-        open_records(whole)
-
-
-def test_a_file_cut_between_records_is_noticed_when_their_number_is_known(tmp_path, raises):
-    path = write(tmp_path / "a.tfrecord", *[example()] * 2)
-    with raises(DataError):
-        open_records(path, train_examples=3)
-
-
-def flip(path, place):
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
-
-
-def record_start(path, number):
-    return path.stat().st_size // 3 * number
-
-
-def test_a_flipped_bit_in_a_length_is_found(whole, raises):
-    flip(whole, record_start(whole, 1))
-    with raises(DataError):
-        open_records(whole)
-
-
-def test_a_flipped_bit_in_a_record_is_found_at_the_start(whole, raises):
-    flip(whole, record_start(whole, 2) + 20)
-    with raises(DataError):
-        open_records(whole)
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_file_is_refused_with_its_place_and_exit_code(whole, refused, kind):
+    path = DAMAGES[kind](whole)
+    before = sorted(whole.parent.rglob("*"))
+    refused(66 if kind in ("missing", "no match") else 65, open_records, path)
+    assert sorted(whole.parent.rglob("*")) == before
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8) + struct.pack(">II", 3, 2)
 
 
 @pytest.mark.parametrize(
-    ("changed", "options"),
-    [
-        pytest.param({"image": None}, {}, id="missing"),
-        pytest.param({"label": None}, {}, id="no label"),
-        pytest.param({"image": blob(b"abcd")}, {}, id="type"),
-        pytest.param({"image": tf.train.Feature()}, {}, id="empty"),
-        pytest.param({"label": floats(1)}, {}, id="label type"),
-        pytest.param({"image": floats(1, 2)}, {}, id="shape"),
-        pytest.param({"image": floats(1, 2, 3, np.nan)}, {}, id="NaN"),
-        pytest.param({"label": integers(1, 2)}, {}, id="two labels"),
-        pytest.param({"label": integers(3)}, {}, id="label above"),
-        pytest.param({"label": integers(-1)}, {}, id="label below"),
-        pytest.param({"image": blob(b"abc")}, {"encoding": "raw"}, id="raw size"),
-        pytest.param({"image": blob(b"a", b"b")}, {"encoding": "raw"}, id="two blobs"),
-        pytest.param({"image": blob(b"abcd")}, {"encoding": "png"}, id="no png"),
-        pytest.param({"image": blob(PNG)}, {"encoding": "png"}, id="png size"),
-    ],
+    ("encoding", "image"),
+    [("raw", blob(b"abc")), ("raw", blob(b"a", b"b")), ("png", blob(b"abcd")), ("png", blob(PNG))],
+    ids=["raw size", "two blobs", "no png", "png size"],
 )
-def test_a_record_with_a_wrong_feature_is_named(tmp_path, changed, options, raises):
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path, refused, encoding, image):
     good = {"raw": blob(b"abcd"), "png": blob(tf.io.encode_png(np.zeros((2, 2, 1), np.uint8)).numpy())}
-    first = example(image=good[options["encoding"]]) if options else example()
-    path = write(tmp_path / "a.tfrecord", first, example(**changed))
-    with raises(DataError):
-        open_records(path, **options)
-
-
-def test_a_record_that_is_not_an_example_is_named(tmp_path, raises):
-    path = write(tmp_path / "a.tfrecord", example(), b"\xff\xffhello")
-    with raises(DataError):
-        open_records(path)
+    path = write(tmp_path / "a.tfrecord", example(image=good[encoding]), example(image=image))
+    refused(65, open_records, path, encoding=encoding)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"encoding": "jpeg"}, id="encoding"),
-        pytest.param({"encoding": "png", "shape": [4]}, id="png shape"),
-        pytest.param({"shape": [2, 0]}, id="size zero"),
-        pytest.param({"classes": 0}, id="no classes"),
+        {"encoding": "jpeg"},
+        {"encoding": "png", "shape": [4]},
+        {"shape": [2, 0]},
+        {"classes": 0},
+        {"compression": "gzip"},
+        {"train_examples": 4},
     ],
+    ids=["encoding", "png shape", "size zero", "no classes", "compression", "number of records"],
 )
-def test_options_of_records_are_checked(whole, options, raises):
-    with raises(DataError):
-        open_records(whole, **options)
+def test_options_that_do_not_fit_the_records_are_refused(whole, refused, options):
+    refused(65, open_records, whole, **options)
 
 
 # Records that turn out to be bad while a run reads them, because they were not all verified
@@ -372,77 +331,6 @@ def test_other_errors_of_a_session_are_not_data_errors():
 
 
 # What the command does with them: the process that opens the data reports them before any task starts
-
-
-def nothing(path):
-    return path
-
-
-def cut_last_bytes(path):
-    path.write_bytes(path.read_bytes()[:-5])
-    return path
-
-
-def zip_up(path):
-    path.write_bytes(gzip.compress(path.read_bytes()))
-    return path
-
-
-def as_folder(path):
-    path.unlink()
-    path.mkdir()
-    return path
-
-
-def with_content(content):
-    def write_it(path):
-        path.write_bytes(content)
-        return path
-
-    return write_it
-
-
-def with_record(**changed):
-    return lambda path: write(path, example(), example(**changed))
-
-
-def with_flip(number, place):
-    def change(path):
-        flip(path, record_start(path, number) + place)
-        return path
-
-    return change
-
-
-DAMAGES = {
-    "missing": (lambda path: path.with_name("none.tfrecord"), {}, 66),
-    "no match": (lambda path: path.with_name("*.csv"), {}, 66),
-    "empty": (with_content(b""), {}, 65),
-    "folder": (as_folder, {}, 65),
-    "not a TFRecord": (with_content(b"a,b\n1,2\n3,4\n5,6\n"), {}, 65),
-    "gzip": (zip_up, {}, 65),
-    "cut": (cut_last_bytes, {}, 65),
-    "cut between": (nothing, {"train_examples": 4}, 65),
-    "flipped length": (with_flip(1, 0), {}, 65),
-    "flipped data": (with_flip(2, 20), {}, 65),
-    "no feature": (with_record(image=None), {}, 65),
-    "type": (with_record(image=blob(b"x")), {}, 65),
-    "shape": (with_record(image=floats(1)), {}, 65),
-    "label": (with_record(label=integers(3)), {}, 65),
-    "NaN": (with_record(image=floats(1, 2, 3, np.nan)), {}, 65),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_bad_data_is_reported_with_its_place_and_its_exit_code(whole, kind, snapshot):
-    damage, options, code = DAMAGES[kind]
-    path = damage(whole)
-    given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
-    before = sorted(whole.parent.rglob("*"))
-    answer = describe.answer(ModelProbe.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
-    assert answer["exit_code"] == code
-    assert answer["failure"] == snapshot
-    assert sorted(whole.parent.rglob("*")) == before
 
 
 @pytest.mark.slow
