@@ -33,7 +33,7 @@ from trainer.config.hydra_internals import (
     ConfigRepository,
     FileConfigSource,
     SourcesRegistry,
-    copy_metadata_quickly,
+    copy_less,
     create_config_search_path,
     yaml_loader,
 )
@@ -91,10 +91,7 @@ def loaded_once() -> Iterator[None]:
 
 
 class Repository(ConfigRepository):
-    """Hydra's repository, which copies share: Hydra makes a copy for each composition, and would copy every schema."""
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "Repository":
-        return copy.copy(self)
+    """Hydra's repository, within `loaded_once`."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """Returns a config that may be changed."""
@@ -216,7 +213,7 @@ def register() -> None:
     Plugins.instance().register(GivenFiles)
     Plugins.instance().register(SourceOrder)
     SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
-    copy_metadata_quickly()
+    copy_less()
 
 
 def loader(line: CommandLine) -> ConfigLoaderImpl:
