@@ -35,8 +35,8 @@ OTHERWISE_ELSEWHERE = {  # what differs from process to process, or with a line 
 }
 
 
-def cases(table: dict[str, Any]) -> list[Any]:
-    """Returns the parameters (codes, case) of a table: by the codes of its problems, a list or a mapping of cases."""
+def cases(table: dict[Any, Any]) -> list[Any]:
+    """Returns the parameters (codes, case) of a table: lists or mappings of cases, by codes or by exit code."""
     return [
         pytest.param(codes, group[case] if isinstance(group, dict) else case, id=case[:60])
         for codes, group in table.items()
