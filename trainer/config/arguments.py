@@ -69,7 +69,7 @@ def sort(arguments: Sequence[str]) -> Arguments:
             if not equals and waiting and not waiting[0].startswith("-") and "=" not in waiting[0]:
                 value = waiting.popleft()
             faults.append(_unknown(text, name, value, known))
-    message = f"is a second experiment beside {''.join(paths[:1])}"
+    message = f"is a second experiment, after {''.join(paths[:1])}"
     faults += [
         Problem(path, "duplicate", message, "give one, and other settings as key=value", about="experiment")
         for path in paths[1:]

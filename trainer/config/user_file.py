@@ -192,7 +192,7 @@ def _parse(path: Path) -> ast.Module:
     except SyntaxError as error:
         message = f"is not valid Python: {error.msg}, line {error.lineno}"
         raise ConfigError(
-            [_of_user(where, "unreadable", message, f"python -m py_compile {path} shows the place")]
+            [_of_user(where, "unreadable", message, f"python -m py_compile {path} shows where")]
         ) from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, absurd nesting
         raise ConfigError(

@@ -175,8 +175,8 @@ def _name_bad(
 
 def _log_bad(replica: int, name: Any, step: int, others: int) -> None:
     first = np.asarray(name).item().decode()  # a scalar array where TensorFlow runs eagerly, else bytes
-    more = f", and so are {others} other gradients" if others else ""
-    _log.error("replica %d: %s is NaN or infinite at step %d%s", replica, first, step, more)
+    more = f" and {others} other gradients are" if others else " is"
+    _log.error("replica %d: %s%s NaN or infinite at step %d", replica, first, more, step)
 
 
 def mean_computed(computed: Sequence[Computed]) -> Computed:

@@ -200,7 +200,7 @@ class Attempts:
         """Ends an attempt that does not answer, or does not do what it should."""
         attempt = self.current[name]
         if attempt.is_alive and attempt.end_reason is None:
-            attempt.end_reason = f"{why}, so it was killed"
+            attempt.end_reason = f"killed: {why}"
             self.signal(name, signal.SIGKILL)
 
     def failure_of(self, attempt: Attempt) -> Failure:

@@ -58,7 +58,7 @@ def _describe_rows(tables: Mapping[str, int]) -> str:
 
 def _describe_model(path: Path, summary: Mapping[str, Any]) -> str:
     step = summary.get("exported_step", summary["steps"])
-    return shown(path) if step == summary["steps"] else f"{shown(path)}, of step {step}, the best"
+    return shown(path) if step == summary["steps"] else f"{shown(path)} (the best, of step {step})"
 
 
 def _tensorboard(directory: RunDirectory) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from trainer.config.schema import RestartConfig
+from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.launch.attempts import Attempt, Attempts, Failure
 from trainer.plan.plan import Plan
@@ -166,7 +167,7 @@ class Restarts:
             self.reasons[name, _reason(attempt)] += 1
         elif allowed := self.budget.allowed(name):
             self._say(
-                f"{_obituary(attempt)}; it was restarted {allowed} times within {self._window_secs:g} s "
+                f"{_obituary(attempt)}; it was restarted {count(allowed, 'time')} within {self._window_secs:g} s "
                 "(restart.max), so the run ends"
             )
         return delay_secs

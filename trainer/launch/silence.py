@@ -111,7 +111,7 @@ class SilenceWatch:
                 key, for_what = "step_secs", "it"
                 if self._waits_too_long_for_data(alive[name]):
                     key, for_what = "data_secs", "its data"
-                why = f"a step waited too long for {for_what} (timeouts.{key}; stacks are in the logs)"
+                why = f"a step waited for {for_what} longer than timeouts.{key}; stacks are in the logs"
                 self._attempts.kill(name, why)
 
     def _waits_too_long_for_data(self, attempt: Attempt) -> bool:

@@ -68,7 +68,7 @@ def write_json(plan: Plan, path: str) -> None:
 def _bits(plan: Plan) -> str:
     """Returns what the bits of the result depend on."""
     if not plan.effective_strategy.is_exact:
-        return f"bits: not repeatable under {plan.strategy}"
+        return f"result: not repeatable under {plan.strategy}"
     threads = plan.workers[0].intra_op_threads
     each = f"{count(plan.replica_batch, 'example')} and {count(threads, 'thread')}"
     return f"result depends on: {count(plan.replicas, 'replica')}, {each} per replica"

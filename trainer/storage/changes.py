@@ -49,7 +49,7 @@ def check(source: Checkpoint, config: RunConfig, directory: RunDirectory, *, ste
     if source.step >= steps or any(change.key.startswith(OF_ANOTHER_MODEL) for change in found):
         continues = f"{shell.typed('resume', str(source.path))} to continue anyway"
         remedy = f"choose another run=PATH, start over with resume=never, or type {continues}"
-        raise CheckpointError(source.path, f"it belongs to a different run: {text}", remedy)
+        raise CheckpointError(source.path, f"belongs to a different run: {text}", remedy)
     return f"warning: changed since the last launch: {text}"
 
 

@@ -36,7 +36,7 @@ FORMAT = 1
 TENSORS, MANIFEST = "tensors.npz", "manifest.json"
 FINISHED = re.compile(r"\d{9,}")  # the step
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-ANOTHER = "give another one with resume=PATH, or start anew with resume=never"
+ANOTHER = "give another with resume=PATH, or start over with resume=never"
 NAMED_AT_MOST = 5  # tensors in one message
 
 Facts = Mapping[str, Any]  # of the run, for JSON: names of model and optimizer, slots, seed, replicas, ...
@@ -83,10 +83,10 @@ def read_manifest(path: Path) -> Checkpoint:
     """
     if path.is_symlink():
         raise CheckpointError(
-            path, "it is a link", f"name the folder itself: {shell.typed('resume', str(path.resolve()))}"
+            path, "is a link", f"name the folder itself: {shell.typed('resume', str(path.resolve()))}"
         )
     if not path.is_dir():
-        raise CheckpointError(path, "it is not a directory" if path.exists() else "it does not exist")
+        raise CheckpointError(path, "is not a directory" if path.exists() else "does not exist")
     with _reading(path, MANIFEST) as file:
         checkpoint = _parse(path, file.read_bytes())
     for name, expected in checkpoint.files.items():
@@ -182,16 +182,16 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes, *, frozen: str = "") ->
     if their_slots != our_slots:
         problems.insert(0, f"its optimizer has {_some(sorted(their_slots))}, this run's {_some(sorted(our_slots))}")
     if not problems and checkpoint.facts.get("frozen", "") != frozen:
-        problems.append("its run had other values in the frozen weights")
+        problems.append("its frozen weights have other values")
     if problems:
-        remedy = "choose another directory with run=PATH, or start anew with resume=never"
-        raise CheckpointError(checkpoint.path, "it does not fit this run: " + "; ".join(problems), remedy)
+        remedy = "choose another directory with run=PATH, or start over with resume=never"
+        raise CheckpointError(checkpoint.path, "does not fit this run: " + "; ".join(problems), remedy)
 
 
 def finished(folder: Path) -> list[Path]:
     """Lists the checkpoints of a folder by rising step, valid or not; the folder need not exist."""
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(folder, "it is not a directory")
+        raise CheckpointError(folder, "is not a directory")
     paths = folder.iterdir() if folder.exists() else ()
     return sorted((path for path in paths if FINISHED.fullmatch(path.name)), key=lambda path: int(path.name))
 
@@ -217,13 +217,13 @@ def _reading(path: Path, name: str) -> Iterator[Path]:
 def _parse(path: Path, text: bytes) -> Checkpoint:
     manifest = json.loads(text)
     if manifest["format"] != FORMAT:
-        problem = f"it has format {manifest['format']}, this version reads format {FORMAT}"
-        raise CheckpointError(path, problem, "use the version that wrote it, or start anew with resume=never")
+        problem = f"has format {manifest['format']}, this version reads format {FORMAT}"
+        raise CheckpointError(path, problem, "use the version that wrote it, or start over with resume=never")
     if manifest.pop("sha256", None) != manifest_sha256(manifest):
         raise CheckpointError(path, f"{MANIFEST} does not match its own checksum; it was edited or damaged")
     step, tensors, files = manifest["step"], manifest["tensors"], manifest["files"]
     if FINISHED.fullmatch(path.name) and int(path.name) != step:
-        raise CheckpointError(path, f"it holds step {step}", f"rename it to {step:09d}")
+        raise CheckpointError(path, f"holds step {step}", f"rename it to {step:09d}")
     return Checkpoint(
         step=step,
         generation=manifest["generation"],

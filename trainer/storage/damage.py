@@ -37,12 +37,12 @@ def parsed(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> Parsed:
         OSError: if it is missing, or cannot be read.
     """
     if path.exists() and not path.is_file():  # reading a pipe would block
-        raise RunFileError(path, "it is not a file", remedy)
+        raise RunFileError(path, "is not a file", remedy)
     try:
         return parse(path.read_bytes())
     except DAMAGED as error:
         why = printable(str(error).split("\n")[0]) or type(error).__name__
-        raise RunFileError(path, f"it is damaged ({why})", remedy) from error
+        raise RunFileError(path, f"is damaged ({why})", remedy) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def check_kinds(run: Path) -> None:
             raise RunFileError(
                 path, f"no permission to read and write this {kind}", "change it, or choose another run=PATH"
             )
-        raise RunFileError(path, f"it is not a {kind}", f"move it away; a run has a {kind} of its own there")
+        raise RunFileError(path, f"is not a {kind}", f"move it away; a run has a {kind} of its own there")
 
 
 def was_run(path: Path) -> bool:

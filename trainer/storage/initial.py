@@ -12,7 +12,7 @@ from trainer.storage.run_directory import RunDirectory
 
 SUFFIXES = (".keras", ".weights.h5", ".npz")
 EXPORTED = ("params.npz", "model.keras", "model.weights.h5")  # in the order in which they are looked for
-ANOTHER = "give another one with model.init=PATH, or leave it out"
+ANOTHER = "give another with model.init=PATH, or leave it out"
 
 
 class MissingWeightsError(TrainerError):
@@ -36,7 +36,7 @@ def files_of(init: str) -> tuple[str, ...]:
         return (str(path),)
     if path.is_dir() and (found := _in_checkpoint(path) or _exported(path)):
         return tuple(map(str, found))
-    message = f"{init} is no run, no checkpoint and no file that ends in {', '.join(SUFFIXES)}"
+    message = f"{init} is neither a run, nor a checkpoint, nor a file that ends in {', '.join(SUFFIXES)}"
     raise ConfigError(
         [Problem("model.init", "malformed", message, "e.g. model.init=runs/first or model.init=model.keras")]
     )

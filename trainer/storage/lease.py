@@ -50,7 +50,7 @@ def _open_locked(path: Path) -> TextIO:
         owner = file.read().strip() or "unknown"
         file.close()
         raise RunInUseError(
-            f"{path.parent} is in use by process {owner}; wait for it, or choose another with run=PATH"
+            f"{path.parent} is in use by process {owner}; wait for it, or choose another directory with run=PATH"
         ) from error
     return file
 

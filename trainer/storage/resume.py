@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 def check_exists(resume: str) -> None:
     """Raises a CheckpointError if `resume` is a path to nothing; `find` says more, but only beside a plan."""
     if resume not in ("auto", "never") and not os.path.lexists(Path(resume)):
-        raise CheckpointError(Path(resume), "it does not exist")
+        raise CheckpointError(Path(resume), "does not exist")
 
 
 def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = False) -> Checkpoint | None:
@@ -137,10 +137,8 @@ def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
     for key, ours in (("model", config.model.name), ("optimizer", config.optimizer.name.value)):
         theirs = source.facts.get(key)
         if theirs is not None and theirs != ours:
-            remedy = "choose another directory with run=PATH, or start anew with resume=never"
-            raise CheckpointError(
-                source.path, f"it was saved with {key}={theirs}, but this run has {key}={ours}", remedy
-            )
+            remedy = "choose another directory with run=PATH, or start over with resume=never"
+            raise CheckpointError(source.path, f"was saved with {key}={theirs}, but this run has {key}={ours}", remedy)
     held = {
         piece.path: Parameter(piece.path, piece.shape, trainable)
         for shard in plan.shards

@@ -184,11 +184,11 @@ def check_fits(checkpoint: Checkpoint, blocks: Sequence[Block], slots: Sequence[
     facts = checkpoint.facts.get(FACT, {"blocks": {}, "slots": slots})
     theirs = {path: (rows, int(name.partition("-")[0])) for name, of in facts["blocks"].items() for path, rows in of}
     ours = {table.path: (_rows_of(table), table.width) for block in blocks for table in block.tables}
-    remedy = "choose another directory with run=PATH, or start anew with resume=never"
+    remedy = "choose another directory with run=PATH, or start over with resume=never"
     for path in sorted(theirs.keys() | ours.keys()):
         if theirs.get(path) != ours.get(path):
             there, here = (_shape(tables.get(path)) for tables in (theirs, ours))
-            problem = f"it does not fit this run: table {path} ({there} there, {here} here)"
+            problem = f"does not fit this run: table {path} ({there} there, {here} here)"
             raise CheckpointError(checkpoint.path, problem, remedy)
     if slots is not None and set(facts["slots"]) != set(slots):
         theirs_and_ours = [", ".join(names) or "nothing" for names in (facts["slots"], slots)]

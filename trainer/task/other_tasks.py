@@ -118,9 +118,9 @@ def wait_until_reached(spec: TaskSpec, runtime: TaskRuntime) -> None:
             replaced_since = (replaced_since or now) if other else None
             status.is_replaced = replaced_since is not None and now - replaced_since > REPLACED_SECS
             if now - began > spec.config.timeouts.roll_call_secs:
-                raise UnreachableError(f"a shard host does not reach this task: {reason}") from error
+                raise UnreachableError(f"a shard host cannot reach this task: {reason}") from error
             if reason != last:
-                _log.info("a shard host does not reach this task yet: %s", reason)
+                _log.info("a shard host cannot reach this task yet: %s", reason)
                 last = reason
             time.sleep(RETRY_SECS)
 

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 def leave_unless_all_stop(chief: Task, stop: StopRequest) -> None:
     """Ends this worker soon, unless the chief was asked to stop as well, as when a whole job is ended."""
     deadline = time.monotonic() + CHIEF_SECS
-    _log.info("asked to stop; leaving alone unless worker:0 stops too")
+    _log.info("asked to stop; only this task leaves, unless worker:0 stops too")
     while time.monotonic() < deadline:
         page = try_status(chief.control, READ_SECS)
         if page and (page.is_stopping or page.ended_early is not None):

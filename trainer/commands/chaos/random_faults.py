@@ -47,7 +47,7 @@ def possible(kinds: Sequence[str], crew: FaultTargets, *, by_time: bool) -> tupl
     """Those of the kinds (none: all) that the run can have, and why not for each other one; `by_time`: as in a soak."""
     wanted = list(dict.fromkeys(kinds or KINDS))
     needs = {kind: f"it needs {NEEDS[kind]}" for kind in wanted if not KINDS[kind](crew)}
-    needs |= {kind: "it happens at a place, not at a time" for kind in wanted if by_time and kind in AT_A_PLACE}
+    needs |= {kind: "it happens at a point of the code" for kind in wanted if by_time and kind in AT_A_PLACE}
     return [kind for kind in wanted if kind not in needs], [f"{kind} is left out: {why}" for kind, why in needs.items()]
 
 

@@ -185,6 +185,6 @@ def _never(fault: Fault, crew: FaultTargets) -> Problem | None:
     for task in fault.tasks:
         if fault.place not in crew.places(task):
             places = ", ".join(crew.places(task)) or "none"
-            message = f"'{fault}': {task} never reaches {fault.place!r}; its places are {places}"
+            message = f"'{fault}': {task} never reaches {fault.place!r}; available: {places}"
             return Problem(KEY, "no-match", message, f"e.g. {typed(f'kill chief in save-data @{fault.step}')}")
     return None

@@ -74,7 +74,7 @@ def _growth(task: str, samples: Sequence[tuple[int, int]]) -> list[str]:
     if later > memory * (1 + MEMORY_SHARE) + MEMORY_BYTES:
         problems.append(f"{task} grew from {size(memory)} to {size(later)} within {len(samples)} s")
     if more > files + FILES:
-        problems.append(f"{task} had {files:.0f} files open, and later {more:.0f}")
+        problems.append(f"{task} had {files:.0f} open files, later {more:.0f}")
     return problems
 
 

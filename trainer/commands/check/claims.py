@@ -24,7 +24,7 @@ from trainer.storage.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
 NOT_RECORDED = "its tasks recorded no steps (history.journal=true)"
-NO_CHECK = "so it cannot be checked; the run itself continues, if its command is typed again"
+NO_CHECK = "so it cannot be verified; to continue the run, type its command again"
 NO_WAITING = "its workers do not wait for each other"
 
 
@@ -168,7 +168,7 @@ def _pushes(run: RunRecord) -> Claim:
 
 
 def _hosts(run: RunRecord) -> Claim:
-    text = "every shard went from step to step, and back only where the chief announced it"
+    text = "every shard took one step at a time, and went back only when the chief announced it"
     if not run.plan.hosts:
         return Claim(text, skipped="no task holds shards for others")
     if reason := _unrecorded(run):
@@ -185,12 +185,12 @@ def _unrecorded(run: RunRecord) -> str | None:
         return NOT_RECORDED
     missing = [task.name for task in run.plan.trainers if not run.journals[task.name]]
     if missing and not run.journals[LAUNCHER]:
-        return f"no launcher started it, and the journal of {', '.join(missing)} is not here"
+        return f"no launcher started it, and the journal of {', '.join(missing)} is missing"
     return None
 
 
 def _chief(run: RunRecord) -> Claim:
-    text = f"the chief loaded {count(len(run.reloads), 'generation')}, and saved what it loaded last"
+    text = f"the chief loaded {count(len(run.reloads), 'generation')}, and each checkpoint is of the one loaded last"
     return Claim(text, invariants.check_chief(run.chief))
 
 
@@ -224,7 +224,7 @@ def _checkpoints(run: RunRecord) -> Claim:
     if run.end not in [int(path.name) for path in paths]:
         problems.append(f"{folder} has no checkpoint of step {run.end}")
     return Claim(
-        f"{count(len(paths), 'checkpoint')}, the last one of step {run.end}, complete, and no other files", problems
+        f"{count(len(paths), 'complete checkpoint')}, the newest of step {run.end}, and no other files", problems
     )
 
 
@@ -237,7 +237,7 @@ def _counts(run: RunRecord) -> Claim:
         return Claim(text, skipped=NO_WAITING)
     if not _adds_one(config.optimizer, plan.global_batch):
         wanted = f"optimizer=sgd optimizer.learning_rate={plan.global_batch}"
-        return Claim(text, skipped=f"the parameters are counts only with {wanted}")
+        return Claim(text, skipped=f"the parameters count examples only with {wanted}")
     tensors = run.directory.checkpoints / f"{run.end:09d}" / checkpoint.TENSORS
     if not tensors.is_file():
         return Claim(text, [f"{tensors} does not exist"])

@@ -58,8 +58,8 @@ def _check(name: str, values: NDArray[Any], expected: Counts) -> list[str]:
     near = np.round(values)
     odd = np.flatnonzero(~(np.isfinite(values) & np.isclose(values, near, rtol=0, atol=TOLERANCE)))
     if odd.size:
-        first = f"{name} has no whole number for example {odd[0]}, {values[odd[0]]}"
-        more = f", nor for {odd.size - 1} more" if odd.size > 1 else ""
+        first = f"{name} has {values[odd[0]]} for example {odd[0]}, not a whole number"
+        more = f", and {odd.size - 1} more like it" if odd.size > 1 else ""
         return [f"{first}{more}; optimizer.learning_rate must be train.batch_size"]
     differences = near.astype(np.int64) - expected
     problems = []

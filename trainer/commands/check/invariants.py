@@ -33,8 +33,8 @@ def check_history(steps: Sequence[int], *, begin: int, end: int, every: int, las
     falls = [f"a line of step {b} follows one of step {a}" for a, b in itertools.pairwise(steps) if b <= a]
     due = {step for step in range(begin + 1, end + 1) if step % every == 0 or step == last}
     found = {step for step in steps if step > begin}
-    missing = [f"no line of {ranges(due - found, 'step')}"] if due - found else []
-    undue = [f"a line of {ranges(found - due, 'step')}, which is not expected"] if found - due else []
+    missing = [f"no line for {ranges(due - found, 'step')}"] if due - found else []
+    undue = [f"an unexpected line for {ranges(found - due, 'step')}"] if found - due else []
     return falls + missing + undue
 
 

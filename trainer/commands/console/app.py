@@ -61,7 +61,7 @@ class Console:
             Route(f"{name}/files/{{file:path}}", self.file),
         ]
         steering = [
-            _post(f"{name}/stop", self._button(actions.stop, "stopping: it finishes its step, and saves")),
+            _post(f"{name}/stop", self._button(actions.stop, "stopping: finishing the step and saving a checkpoint")),
             _post(f"{name}/save", self._button(actions.save, "saving before the next step")),
             _post(f"{name}/continue", self._button(actions.continue_run, "starting again")),
             _post(f"{name}/stacks/{{task}}", self._task_button(RunRequest.stacks)),
@@ -167,7 +167,7 @@ class Console:
     def _task_button(self, what: RunRequest) -> Callable[[Request], Any]:
         def press(request: Request) -> Response:
             name, task = request.path_params["name"], request.path_params["task"]
-            done = f"{task} is killed" if what is RunRequest.kill else f"{task} writes its stacks to its log"
+            done = f"{task} is killed" if what is RunRequest.kill else f"{task} is writing its stacks to its log"
             return _answer(name, lambda: actions.ask_of_task(self.folder.run(name), task, what), done)
 
         return press

@@ -19,12 +19,12 @@ def run(directory: RunDirectory, loggers: Sequence[str]) -> int:
     """
     if lease.owner(directory) is not None:
         raise RunInUseError(
-            f"{shown(directory.path)} is running: its launcher has its loggers; log it when it has ended"
+            f"{shown(directory.path)} is still running and its launcher feeds its loggers; try again when it has ended"
         )
     with Loggers(loggers, directory) as processes, progress.note(f"{shown(directory.path)}: logging"):
         failures = processes.finish(None)
     for line in failures:
         print(line)
     if not failures:
-        print(f"{shown(directory.path)} was logged by {', '.join(loggers)}")
+        print(f"{shown(directory.path)} was handed to {', '.join(loggers)}")
     return exit_codes.UNAVAILABLE if failures else exit_codes.OK

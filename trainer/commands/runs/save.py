@@ -52,5 +52,5 @@ def _wait(directory: RunDirectory, before: set[Path], where: str) -> Path:
         if not is_running:
             raise NotRunningError(f"{where} ended before it saved; its log is {shown(directory.logs)}/worker-0.log")
         if taken_at is not None and time.monotonic() - taken_at > WRITE_SECS:
-            raise NotRunningError(f"{where} did not save; see {shown(directory.logs)}/worker-0.log")
+            raise NotRunningError(f"{where} saved no checkpoint; see {shown(directory.logs)}/worker-0.log")
         time.sleep(POLL_SECS)

@@ -72,7 +72,7 @@ def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
             yield f"no launcher: process {facts.owner} is its chief, or is about to start"
         silent_secs = time.time() - status["time"] if facts.launcher and status.get("time") else 0.0
         if silent_secs > OLD_SECS:
-            yield f"warning: its launcher has written nothing for {duration(silent_secs)}; it may be frozen"
+            yield f"warning: the launcher has not updated status.json for {duration(silent_secs)}; it may be frozen"
 
 
 def _tasks(facts: RunFacts, status: Mapping[str, Any]) -> Table:

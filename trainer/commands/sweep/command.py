@@ -84,10 +84,7 @@ def run_combinations(jobs: Sequence[Invocation]) -> int:
     config, asked = jobs[0].config, jobs[0].typed.sweep
     problems = [
         Problem(
-            f"sweep.{name}",
-            "no-effect",
-            "-m tries every combination",
-            f"trainer sweep with sweep.space, or no sweep.{name}",
+            f"sweep.{name}", "no-effect", "-m tries every combination", f"type trainer sweep, or leave sweep.{name} out"
         )
         for name in ("space", "trials", "halving")
         if getattr(asked, name)

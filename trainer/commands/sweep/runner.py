@@ -61,7 +61,7 @@ def run(sweep: Sweep, shares: Sequence[TrialShare], suggest: Suggest | None = No
             runner.wait_for(sweep.trials)
     if runner.stopped_by:
         again = shell.typed("run", shown(sweep.path))
-        print(f"{shown(sweep.path)} was stopped; the same command with {again} continues it")
+        print(f"{shown(sweep.path)} was stopped; to continue it, type the same command with {again}")
         return 128 + runner.stopped_by
     _conclude(sweep, shares[0])
     return exit_codes.OK if sweep.best() else next((one.code for one in sweep.trials if one.code), exit_codes.BAD_DATA)

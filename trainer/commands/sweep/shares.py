@@ -74,14 +74,14 @@ def check(asked: SweepConfig, launch: LaunchConfig, device: DeviceConfig, machin
     if key is None:
         return []
     if launch.name is not Launch.local:
-        return [Problem(key, "conflict", f"not with launch={launch.name.value}", "leave it out, or launch=local")]
+        return [Problem(key, "conflict", f"not with launch={launch.name.value}", "leave it out, or type launch=local")]
     if not hasattr(os, "sched_setaffinity"):
-        return [Problem(key, "not-available", "this system cannot share out its cores", "leave it out")]
+        return [Problem(key, "not-available", "this system cannot assign cores to processes", "leave it out")]
     if asked.cores_per_trial is None and asked.gpus_per_trial is None:
         remedy = f"e.g. sweep.cores_per_trial={max(1, machine.cores // asked.parallel)}, or sweep.gpus_per_trial"
-        return [Problem(key, "not-set", f"{asked.parallel} trials at the same time need a share each", remedy)]
+        return [Problem(key, "not-set", f"{asked.parallel} parallel trials each need a share of the machine", remedy)]
     if device.gpus and asked.gpus_per_trial is None:
-        message = "device.gpus gives the trials GPUs, and none are shared out"
+        message = "device.gpus is set, but no trial gets a GPU"
         return [Problem("sweep.gpus_per_trial", "not-set", message, "e.g. sweep.gpus_per_trial=1")]
     wanted = {"cores": (asked.cores_per_trial or 1, machine.cores), "gpus": (asked.gpus_per_trial or 0, machine.gpus)}
     return [
@@ -89,7 +89,7 @@ def check(asked: SweepConfig, launch: LaunchConfig, device: DeviceConfig, machin
             f"sweep.{name}_per_trial",
             "over-capacity",
             f"{asked.parallel} trials with {of_each} each need {total}; this machine has {there}",
-            "fewer trials at the same time, or less for each",
+            "run fewer trials at once, or give each less",
         )
         for name, (of_each, there) in wanted.items()
         if (total := asked.parallel * of_each) > there

@@ -76,7 +76,7 @@ def _check_use(
             problems.append(_of_user(where, "no-effect", message, f"type {group}={others[0]}, or {choice}"))
     used = {*user.BY_NAME, *names.values(), *_names_in([config.model.loss, config.model.metrics])}
     if not problems and len(not_chosen) == len(user.GROUPS) and not used & {*functions, *user.bound_names(user_file)}:
-        message = f"nothing of it is used; it has {', '.join(functions) or 'no functions'}"
+        message = f"nothing in it is used; it has {', '.join(functions) or 'no functions'}"
         example = f"e.g. model={next(iter(functions), 'NAME')}"
         problems.append(
             _of_user(where, "no-effect", message, f"choose by name, {example}, or name a function model or data")

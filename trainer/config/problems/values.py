@@ -177,7 +177,7 @@ def _check_run(run: str | None, mode: Mode) -> Iterator[Problem]:
             shell.typed("run", str(Path(run).expanduser())),
         )
     elif not path.name or "\0" in run or (path in OF_RUNS and mode is Mode.train):
-        message = f"'{run}' is not a directory for one run alone; a run writes and deletes files in its directory"
+        message = f"'{run}' cannot be a run directory: a run writes and deletes files in it"
         yield Problem("run", "unsafe", message, "e.g. run=runs/first, or leave run out")
 
 

@@ -220,5 +220,5 @@ class ShardedEngine(SessionEngine):
 def _generation(states: Sequence[ShardState]) -> int:
     generations = {state.now.generation for state in states}
     if len(generations) > 1:
-        raise IncompleteError(f"the shard hosts hold states of different generations: {sorted(generations)}")
+        raise IncompleteError(f"the shard hosts hold different generations: {sorted(generations)}")
     return generations.pop()

@@ -174,7 +174,7 @@ class GrowingMemory(BlockMemory):
         self.arrays["used"][host] += from_end
         if end - begin < ALMOST_FULL * held <= end - begin + from_end and self.growing.max_age is None:
             path, count = self.block.tables[0].path, end - begin + from_end
-            _log.warning("%s is almost full: this host has %d of the %d rows that it has room for", path, count, held)
+            _log.warning("%s is almost full: %d of %d rows are in use on this host", path, count, held)
         self.arrays["place"][rows] = places
         self._index(host, rows)
         return rows

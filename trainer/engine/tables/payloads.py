@@ -123,8 +123,8 @@ class Payloads(NamedTuple):
                 for reader, begin, end in zip(readers, cuts, cuts[1:], strict=False):
                     if not np.array_equal(reader.next(np.uint32, 1), _checksum(places[begin:end])):
                         raise DataError(
-                            "a batch has other ids than were announced a step before; the data set must give the same "
-                            "batches whenever it is opened"
+                            "a batch has different ids than were announced one step earlier; the data must give the "
+                            "same batches every time it is opened"
                         )
                     parts.append(self._read_rows(reader, int(end - begin), block))
                 found.append(np.concatenate(parts))

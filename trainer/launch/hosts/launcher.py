@@ -116,8 +116,8 @@ def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
     """Yields what is different on a host from here."""
     for host, one in facts.items():
         if not one.sees_run:
-            message = f"{host}: the run directory is not the one that this machine has"
-            yield Problem(KEY, "mismatch", message, "choose one in a folder that all hosts share, with run=PATH")
+            message = f"{host} does not see this machine's run directory"
+            yield Problem(KEY, "mismatch", message, "type run=PATH with a folder that all hosts share")
         if one.version != versions.describe():
             message = f"{host} has {one.version}, this machine {versions.describe()}"
             yield Problem(KEY, "mismatch", message, "install the same versions on all hosts")

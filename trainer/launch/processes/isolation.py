@@ -24,7 +24,7 @@ CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, linux/if.h
 CAPABILITY_VERSION = 0x20080522  # linux/capability.h
 GPU_MEMORY = "/dev/nvidia-uvm"  # CUDA's; a program of root's makes it, which cannot be root in a user namespace
-USER_CODE = "the code of user= may need a network; security.isolate=always isolates the tasks all the same"
+USER_CODE = "the code of user= may need a network; security.isolate=always isolates the tasks anyway"
 
 
 def why_not(config: RunConfig, pages: Path | None = None) -> str:

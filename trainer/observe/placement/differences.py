@@ -33,7 +33,7 @@ def _of_shards(record: PlacementRecord, plan: Plan) -> Iterator[str]:
         planned, variables = record.where(host, plan.parameters), vectors(record, plan, shard)
         if not variables:
             what = f"the parameters of shard {shard.index}"
-            yield f"{what} were planned on {planned}, and nothing that {record.task} ran touches them"
+            yield f"{what} were planned on {planned}, but nothing that {record.task} ran uses them"
         for vector in variables:
             if vector.device != planned:
                 sentence = f"{vector.name} of shard {shard.index} was planned on {planned} but is on {vector.device}"

@@ -126,7 +126,7 @@ def _cells(texts: Iterable[str]) -> str:
 def _moved(task: str, *, offset_ms: float, error_ms: float) -> str:
     side = "behind" if offset_ms > 0 else "ahead of"
     return (
-        f"{task}'s clock is {abs(offset_ms):,.1f} ms {side} the chief's (within {error_ms:.1f} ms); this allows for it"
+        f"{task}'s clock is {abs(offset_ms):,.1f} ms {side} the chief's (within {error_ms:.1f} ms); times are corrected"
     )
 
 

@@ -32,7 +32,7 @@ def check_capacity(cluster: ClusterConfig, here: int, machine: Machine) -> Itera
         yield Problem(
             "ulimit -u",
             "over-capacity",
-            f"{count(machine.threads, 'thread')} may run here, and {count(here, 'task')} have about {threads:,}",
+            f"{count(machine.threads, 'thread')} may run here, and {count(here, 'task')} need about {threads:,}",
             f"choose a smaller cluster=, or allow more: ulimit -u {threads}, docker run --pids-limit {threads}, "
             f"sysctl kernel.pid_max={threads}",
             about="ulimit",
@@ -47,6 +47,6 @@ def _check_cores(cluster: ClusterConfig, here: int, machine: Machine) -> Iterato
             "cluster",
             "over-capacity",
             f"cluster={cluster.name} is {count(here, 'task')} on {count(machine.cores, 'core')}; this machine starts "
-            f"{most:,} at most, {TASKS_OF_A_CORE} a core",
+            f"at most {most:,}, {TASKS_OF_A_CORE} per core",
             f"e.g. cluster={smaller}; for tasks on several machines give cluster.hosts",
         )

@@ -87,7 +87,7 @@ def _check_numbers(device: DeviceConfig) -> Iterator[Problem]:
         if not 0 < value <= 1:
             message = f"{value:g} is not in (0, 1]"
             yield Problem(
-                f"device.memory_fraction.{key}", "out-of-range", message, "two tasks that share one GPU want 0.45 each"
+                f"device.memory_fraction.{key}", "out-of-range", message, "e.g. 0.45 each for two tasks on one GPU"
             )
     for setting, (least, why) in LEAST.items():
         for mapping, key, value in _entries(device, (setting,)):

@@ -40,7 +40,7 @@ def _check_model_batch(config: RunConfig, description: Description) -> Iterator[
     size, parts = description.model_batch, batch_parts(config.cluster, config.device, config.train)
     if not size:
         return
-    takes = f"the model takes batches of {size} examples, and no others"
+    takes = f"the model only takes batches of {size} examples"
     if config.train.batch_size != size * parts:
         each = f"{config.train.batch_size} make batches of {config.train.batch_size // parts}"
         yield Problem("train.batch_size", "mismatch", f"{each}; {takes}", f"type train.batch_size={size * parts}")

@@ -24,7 +24,7 @@ def check_sparse_run(placement: PlacementConfig, optimizer: OptimizerConfig, str
     yield from _check_growing(placement)
     if not placement.has_sparse:
         if optimizer.sparse != SparseConfig():
-            message = "no layer is sparse, so nothing has a rule of its own"
+            message = "no layer is sparse"
             yield Problem("optimizer.sparse", "no-effect", message, f"type '{KEY}=[PATTERN]' too")
         return
     key_of_layers = KEY if placement.sparse else GROWING

@@ -102,10 +102,7 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
     yield from (p for p in check_read(section, "strategy.") if section.name is not StrategyName.auto)
     if section.name is StrategyName.auto and section.max_staleness is not None:
         yield Problem(
-            "strategy.max_staleness",
-            "no-effect",
-            f"{name} has no stale gradients; only async has",
-            "type strategy=async",
+            "strategy.max_staleness", "no-effect", f"{name} has no stale gradients; async does", "type strategy=async"
         )
     if section.name is StrategyName.auto and strategy.is_one_process and section.wire is not Wire.auto:
         yield Problem("strategy.wire", "no-effect", "one process sends nothing", "leave it out, or type cluster=1ps2w")
@@ -195,5 +192,8 @@ def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) 
     most = restart.max_of.get("worker:0", restart.max_of.get("worker", restart.max))
     if most == 0:
         yield Problem(
-            key, "conflict", "rollback restarts all tasks, but worker:0 may never be", f"{instead}, or restart.max=3"
+            key,
+            "conflict",
+            "rollback restarts all tasks, but worker:0 may not be restarted",
+            f"{instead}, or restart.max=3",
         )

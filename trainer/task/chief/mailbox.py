@@ -45,7 +45,7 @@ class Mailbox:
                     self._directory, name, snapshot.step, {**snapshot.parameters, **snapshot.state, **slots}
                 )
             except (OSError, ValueError, TypeError) as error:
-                _log.warning("a question for parameters was not answered: %s", error)
+                _log.warning("a request for parameters was not answered: %s", error)
 
     def _questions(self) -> set[str]:
         return {name for name in self._read() if name.startswith(questions.QUESTION)} - self._answered

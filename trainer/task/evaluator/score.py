@@ -242,7 +242,7 @@ class CheckpointScorer:
         try:
             evaluations.keep_as_best(self._directory.best, path, evaluation)
         except FileNotFoundError:  # the chief keeps only a few for an evaluator that is late
-            _log.warning("step %d has the best score, but its checkpoint was removed meanwhile", evaluation.step)
+            _log.warning("step %d has the best score, but its checkpoint has since been removed", evaluation.step)
         else:
             self._best = evaluation
 

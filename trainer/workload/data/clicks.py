@@ -33,7 +33,7 @@ def clicks(
     sizes = {"train_examples": train_examples, "evaluate_examples": evaluate_examples, "rows": rows}
     for option, size in (sizes | {"numbers": numbers, "fields": fields}).items():
         if size < 1:
-            raise ValueError(f"clicks has {option} of {size}; it must be at least 1, set data.options.{option}")
+            raise ValueError(f"data.options.{option} is {size}; it must be at least 1")
     train, evaluate = (
         _examples(seed, stream, count, numbers, fields, rows)
         for stream, count in ((TRAIN, train_examples), (EVALUATE, evaluate_examples))

@@ -53,7 +53,7 @@ def to_ids(
     """
     if column.dtype.kind == "f":
         raise DataError(
-            f"{source}, column {name}: has numbers that are no integers, or missing ones, which cannot be ids; type "
+            f"{source}, column {name}: has missing or non-integer numbers, which cannot be ids; type "
             f"data.options.dtypes.{name}=string to take them as text"
         )
     if column.dtype.kind == "b":

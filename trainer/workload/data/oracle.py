@@ -9,8 +9,6 @@ from trainer.workload.data.examples import DataSet
 def oracle(*, examples: int = 96) -> DataSet:
     """The feature of example i is [i], its label 0; evaluated on the same."""
     if not 1 <= examples <= 2**24:
-        raise ValueError(
-            f"oracle has examples of {examples}; float32 can number 1..{2**24} examples, set data.options.examples"
-        )
+        raise ValueError(f"data.options.examples is {examples}; float32 can number 1..{2**24} examples")
     numbered = np.arange(examples, dtype=np.float32)[:, None], np.zeros(examples, np.int64)
     return from_arrays(numbered, numbered, source="oracle", classes=2)

@@ -87,7 +87,7 @@ def evaluation_arrays(stream: Stream, *, batch: int) -> Iterator[Arrays]:
             _log.warning("%s: has read %d examples in %.0f s; %s", stream.source, count, warned - began, ENDS)
         yield arrays
     if count == 0:
-        raise DataError(f"{stream.source}: has no examples this time; each evaluation reads all of them again")
+        raise DataError(f"{stream.source}: had no examples this time; every evaluation reads the source again")
 
 
 def _read(stream: Stream, context: StreamContext) -> Iterator[Arrays]:

@@ -36,7 +36,7 @@ def synthetic(
 def _check_sizes(**sizes: int) -> None:
     for option, size in sizes.items():
         if size < 1:
-            raise ValueError(f"synthetic has {option} of {size}; it must be at least 1, set data.options.{option}")
+            raise ValueError(f"data.options.{option} is {size}; it must be at least 1")
 
 
 def _odd_numbers(seed: int, stream: int, count: int) -> np.ndarray:

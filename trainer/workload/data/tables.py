@@ -51,7 +51,7 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
     """
     evaluate = SHARE if evaluate is None else evaluate
     if roles.matrix and roles.ids:
-        raise DataError("data.options.matrix=true makes numbers of all features, which ids are not; remove one of them")
+        raise DataError("data.options.matrix=true needs numbers, and ids are not; remove one of the two")
     for column, dtype in roles.dtypes.items():
         if dtype not in DTYPES:
             raise DataError(f"data.options.dtypes.{column}={dtype}, it must be one of {', '.join(DTYPES)}")
@@ -79,8 +79,8 @@ def _joined(parts: list[Table], files: list[Path], dtypes: Mapping[str, str]) ->
         if length == 0:
             raise DataError(f"{file}: has no rows; at least one is needed")
         if list(table) != list(parts[0]):
-            message = f"{file}: has the columns {list(table)}, {files[0]} has {list(parts[0])}; all must be alike"
-            raise DataError(message)
+            difference = f"has the columns {list(table)}, {files[0]} has {list(parts[0])}"
+            raise DataError(f"{file}: {difference}; all files need the same columns")
     columns = {name: np.concatenate([table[name] for table in parts]) for name in parts[0]}
     return {name: _typed(one, dtypes.get(name), name, files[0]) for name, one in columns.items()}, lengths
 
@@ -125,7 +125,7 @@ def _batch(
     if not names:
         raise DataError(f"{source}: no column is left for the features; set data.options.columns=[NAME,...]")
     if others := [name for name in roles.ids if name not in names]:
-        raise DataError(f"data.options.ids.{others[0]}: is no feature; remove it, or add it to data.options.columns")
+        raise DataError(f"data.options.ids.{others[0]}: is not a feature; remove it, or add it to data.options.columns")
     columns, numberings = _features(table, names, roles, source, to_train)
     labels = {name: _label(table[name], f"{source}, column {name}") for name in roles.labels}
     weights = _complete(table[roles.weight], f"{source}, column {roles.weight}", None) if roles.weight else None
