@@ -319,7 +319,7 @@ def test_a_complete_run_passes_and_every_damage_is_reported(finish: Callable[...
     done = ask(f"run={run.directory}")
     assert done.returncode == 65
     for problem in (
-        "no line of step 8",
+        "no line for step 8",
         "update 8 of generation 1 had no gradient of replica 1",
         "ps:1 ended at step 24, the run at step 25",
         "worker:1 ended with code 70",
@@ -362,7 +362,7 @@ def test_claims_that_cannot_be_checked_say_why(finish: Callable[..., Run]):
     assert skipped(run) == [
         check.NOT_RECORDED,
         "no task holds shards for others",
-        "the parameters are counts only with optimizer=sgd optimizer.learning_rate=48",
+        "the parameters count examples only with optimizer=sgd optimizer.learning_rate=48",
     ]
 
 
@@ -392,7 +392,9 @@ def test_a_run_whose_tasks_were_killed_passes(start: Callable[..., Run]):
     assert run.wait() == 0, run.output
     claims = check.examine(RunDirectory(run.directory))
     assert [str(claim) for claim in claims if claim.problems or claim.skipped] == []
-    assert "the chief loaded 2 generations, and saved what it loaded last" in [claim.text for claim in claims]
+    assert "the chief loaded 2 generations, and each checkpoint is of the one loaded last" in [
+        claim.text for claim in claims
+    ]
 
 
 def last_pid(run: Run, task: str) -> int:

@@ -72,7 +72,7 @@ def test_tensorboard_where_it_is_installed_and_another_step_that_was_exported(di
     monkeypatch.setattr(ending, "find_spec", lambda name: name == "tensorboard")
     lines = done(directory, SUMMARY | {"exported_step": 200}, start=0, has_report=False).splitlines()
     assert "TensorBoard   tensorboard --logdir runs/x" in lines
-    assert "model         runs/x/export/model.keras, of step 200, the best" in lines
+    assert "model         runs/x/export/model.keras (the best, of step 200)" in lines
 
 
 def test_the_rows_of_tables_that_grow_are_counted(directory):

@@ -153,7 +153,7 @@ def test_a_frozen_task_is_the_cause_even_if_others_leave_before_it_is_killed(cod
     script = Script("ps:0", 0.5, {"worker:0": (4.0, code), "worker:1": (4.0, exit_codes.UNAVAILABLE)})
     outcome = supervise(script, tmp_path / "run", monkeypatch)
     output = capsys.readouterr().out
-    assert f"ps:0 died (silent for longer than timeouts.heartbeat_secs={HEARTBEAT_SECS:g}, so it was killed)" in output
+    assert f"ps:0 died (killed: silent for longer than timeouts.heartbeat_secs={HEARTBEAT_SECS:g})" in output
     assert "worker:0 left" not in output
     assert (outcome.failed, outcome.restarts) == (None, {"ps:0": 1})
     assert script.attempts == dict.fromkeys(TASKS, 2)

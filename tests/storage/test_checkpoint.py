@@ -220,7 +220,7 @@ def test_a_file_in_the_place_of_the_checkpoints_is_refused(tmp_path, raises):
 
 def test_a_checkpoint_renamed_to_another_step_is_refused(tmp_path):
     save(tmp_path, 100).rename(tmp_path / "000000900")
-    with pytest.raises(CheckpointError, match="it holds step 100; rename it to 000000100"):
+    with pytest.raises(CheckpointError, match="holds step 100; rename it to 000000100"):
         checkpoint.read_manifest(tmp_path / "000000900")
 
 
