@@ -392,9 +392,7 @@ def test_a_run_whose_tasks_were_killed_passes(start: Callable[..., Run]):
     assert run.wait() == 0, run.output
     claims = check.examine(RunDirectory(run.directory))
     assert [str(claim) for claim in claims if claim.problems or claim.skipped] == []
-    assert "the chief loaded 2 generations, and each checkpoint is of the one loaded last" in [
-        claim.text for claim in claims
-    ]
+    assert "the chief loaded 2 generations, and each checkpoint is of the last one" in [claim.text for claim in claims]
 
 
 def last_pid(run: Run, task: str) -> int:

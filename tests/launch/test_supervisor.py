@@ -170,7 +170,7 @@ def test_a_frozen_evaluator_is_no_cause_for_a_worker_to_leave(tmp_path, monkeypa
     exits = {"worker:0": (4.0, exit_codes.UNAVAILABLE), "ps:0": (8.0, 0), "worker:1": (8.0, 0)}
     outcome = supervise(Script("evaluator:0", 0.5, exits), tmp_path / "run", monkeypatch)
     output = capsys.readouterr().out
-    assert output.index("worker:0 left (a peer or a port") < output.index("evaluator:0 died (silent")
+    assert output.index("worker:0 left (a peer or a port") < output.index("evaluator:0 died (killed: silent")
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1, "evaluator:0": 1})
 
 

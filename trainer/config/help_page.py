@@ -1,4 +1,4 @@
-"""The page of `python -m trainer --help`: examples, groups, and the keys that runs change most."""
+"""The page of `python -m trainer --help`: examples, groups, and the keys to know first."""
 
 import dataclasses
 import textwrap
@@ -35,11 +35,11 @@ $APP_CONFIG_GROUPS
 cluster takes any size [<n>ps]<m>w[1e]: n parameter servers, m workers, e.g. 8ps32w; 1e: an evaluator beside them.
 model and data take any function of the file named by user=.
 
-Keys (key=value) that one needs first, with their defaults; python -m trainer help train describes all keys of a
-section, help optimizer.momentum one of them, help data=csv a file of a group, and help sweep a command
+The keys to know first (key=value), with their defaults; python -m trainer help train describes every key of a
+section, help optimizer.momentum a single key, help data=csv a file of a group, and help sweep a command
 """
 
-KEYS = (  # that one needs first
+KEYS = (  # to know first
     *("name", "run", "resume", "seed", "train.steps", "train.epochs", "train.batch_size", "train.precision"),
     *("optimizer.learning_rate", "optimizer.schedule.name", "strategy.name", "model.loss", "model.metrics"),
     *("evaluate.every", "checkpoint.every", "device.gpus", "device.replicas", "device.layers", "placement.pins"),

@@ -183,7 +183,7 @@ def typed(key: str, value: Any) -> str:
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """The key that was probably meant, by its initials, name or one of its words, here or in another section."""
+    """Returns the key that was probably meant, by initials, name or one of its words, here or elsewhere."""
     known = list(known)
     section, _, name = key.rpartition(".")
     by_name: dict[str, list[str]] = {}

@@ -38,7 +38,7 @@ def expand(values: Sequence[Tensor], pieces: Sequence[Slice]) -> Tensor:
 
 
 def root_mean_squares(vector: Tensor, pieces: Sequence[Slice]) -> Tensor:
-    """[k] Of each parameter in a vector [n]."""
+    """Returns the root mean square [k] of each parameter in a vector [n]."""
     sizes = tf.constant([piece.size for piece in pieces], tf.float32)
     return tf.sqrt(_squares(vector, pieces) / sizes)
 

@@ -87,7 +87,7 @@ def apply(
     reductions: Tensor | float = 0.0,
     rates: Rates | None = None,
 ) -> Change:
-    """One update of a shard, by a rule that treats every float alone.
+    """Updates a shard by a rule that treats every float alone.
 
     Args:
         parameters: [n] float32.

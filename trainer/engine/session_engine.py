@@ -46,7 +46,7 @@ class SessionEngine:
         self._run_step = self.session.make_callable(self._step)  # without feeds, which cost time at each step
 
     def held(self) -> int:
-        """0: a state of this process ends with it."""
+        """Returns 0: the state of this process ends with it."""
         return 0
 
     def release(self) -> None:

@@ -225,7 +225,7 @@ class Row:
 
 
 def rows(tasks: Sequence[TaskView], room: int, *, is_starting: bool) -> list[Row]:
-    """A row for each task; where they do not fit, or start alike, one for each job and those that need attention."""
+    """Returns a row per task; if they do not fit, or start alike, one per job and those that need attention."""
     if len(tasks) <= room and not is_starting:
         return [_row(task, tasks, is_starting=is_starting) for task in tasks]
     by_job: dict[str, list[TaskView]] = {}

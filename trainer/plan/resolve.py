@@ -110,7 +110,7 @@ def _check_left_out(given: Sequence[str], compiled: CompiledOptimizer) -> Iterat
 
 
 def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
-    """The keys must be those that the optimizer and its schedule read, and fit its rate."""
+    """Checks that the optimizer and its schedule read the keys that are set, and that these fit its rate."""
     yield from check_read(section, "optimizer.")
     yield from check_read(section.schedule, "optimizer.schedule.")
     least = section.plateau.min_rate

@@ -29,7 +29,7 @@ from trainer.plan.strategy import strategy_of
 def validate(
     config: RunConfig, machine: Machine, mode: Mode = Mode.train, target: Target = Target.compose
 ) -> list[Problem]:
-    """Returns every problem of a resolved config on this machine; `target` is that of mode=render."""
+    """Returns every problem of a resolved config on this machine; `target` is that of trainer render."""
     cluster, device, train = config.cluster, config.device, config.train
     is_known = config.user is None or "name" in config.given  # else the model may have another optimizer
     strategy = strategy_of(config.strategy, cluster)

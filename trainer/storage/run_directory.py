@@ -168,7 +168,7 @@ class RunDirectory:
 
 @contextmanager
 def description_folder() -> Iterator[Path]:
-    """A folder for what describing a model leaves, until the run directory has it."""
+    """Returns a folder for what describing a model leaves, until the run directory has it."""
     with tempfile.TemporaryDirectory(prefix=DESCRIBED) as folder:
         yield Path(folder)
 

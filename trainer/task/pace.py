@@ -37,7 +37,7 @@ class Pace:
         return 1000 * ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
     def steps_per_second(self, last: int | None = None) -> float:
-        """Over the `last` steps, or over all."""
+        """Returns the rate over the `last` steps, or over all."""
         recent = self.step_secs[max(1, len(self.step_secs) - last) if last else 1 :]
         return len(recent) / sum(recent) if recent else 0.0
 

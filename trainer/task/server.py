@@ -113,7 +113,7 @@ def start_strategy(plan: Plan, task: Task, *, pack_mib: float, heartbeat_secs: f
 
 
 def memory_limits(task: Task, memory_of_gpus: Callable[[], Sequence[int]]) -> list[int | None]:
-    """MiB that a task may use of each GPU it sees; None for no limit. The eager context has no fractions.
+    """Returns the MiB that a task may use of each GPU it sees, None for no limit. The eager context has no fractions.
 
     Args:
         memory_of_gpus: MiB of every GPU of this machine, or nothing; called only where a fraction was given.

@@ -69,7 +69,7 @@ def _are_tensors(use: Use) -> bool:
 
 
 def broadcast(use: Use) -> Doubt | None:
-    """What to know of labels and outputs of different shapes, if the loss compares each with several of the other."""
+    """Returns a warning if the loss compares each label with several outputs, or each output with several labels."""
     if function_of(use.loss) not in OF_PAIRS or not _are_tensors(use):
         return None
     labels, outputs = squeeze_or_expand_to_same_rank(use.labels, use.outputs)

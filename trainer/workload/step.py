@@ -32,7 +32,7 @@ CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find
 
 
 def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Parameter]:
-    """The trainable parameters and the state of a model, in creation order; seed generators are inputs, not state.
+    """Returns the trainable parameters and the state of a model in creation order; seed generators are inputs.
 
     Args:
         frozen: paths of variables that are neither.

@@ -45,7 +45,7 @@ class Loaded(NamedTuple):
         notes = [
             *([f"not in it: {some(self.missing, NAMED_AT_MOST)}"] if self.missing else []),
             *([f"other shapes: {some(self.misfits, NAMED_AT_MOST)}"] if self.misfits else []),
-            *([f"{count(self.unused, 'array')} in it are not used"] if self.unused else []),
+            *([f"{count(self.unused, 'array')} in it not used"] if self.unused else []),
         ]
         return "; ".join([f"{found} of {len(self.loaded) + len(self.missing) + len(self.misfits)}", *notes])
 

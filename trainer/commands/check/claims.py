@@ -190,7 +190,7 @@ def _unrecorded(run: RunRecord) -> str | None:
 
 
 def _chief(run: RunRecord) -> Claim:
-    text = f"the chief loaded {count(len(run.reloads), 'generation')}, and each checkpoint is of the one loaded last"
+    text = f"the chief loaded {count(len(run.reloads), 'generation')}, and each checkpoint is of the last one"
     return Claim(text, invariants.check_chief(run.chief))
 
 

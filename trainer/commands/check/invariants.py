@@ -127,7 +127,7 @@ def _check_load(name: str, load: Load, reloads: Reloads, *, above: int) -> list[
 
 
 def check_chief(entries: Iterable[Entry]) -> list[str]:
-    """Reloads are of rising generations, each from a checkpoint of its step; the chief saves what was loaded last."""
+    """Checks that generations rise, each from a checkpoint of its step, and that the chief saves the last loaded."""
     problems: list[str] = []
     loaded, saved = 0, 0  # the generation, and the step
     for entry in entries:

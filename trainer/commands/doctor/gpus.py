@@ -50,7 +50,7 @@ class GpuProcess:
 
 
 def read_gpus(csv: str) -> list[Gpu]:
-    """From --query-gpu with `GPU_FIELDS`, as csv,noheader,nounits."""
+    """Reads the output of --query-gpu with `GPU_FIELDS`, as csv,noheader,nounits."""
     rows = [[cell.strip() for cell in line.split(",")] for line in csv.splitlines()]
     return [Gpu(int(r[0]), r[1], r[2], r[3], _mib(r[4]), _mib(r[5])) for r in rows if len(r) == 6 and r[0].isdigit()]
 

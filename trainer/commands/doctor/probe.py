@@ -135,7 +135,7 @@ def start(work: Callable[[], T]) -> Future[T]:
 
 
 def collect(what: str, findings: Future[list[Finding]], deadline: float) -> list[Finding]:
-    """The findings of one check; a check that does not end, or fails itself, is a finding too."""
+    """Returns the findings of one check; a check that does not end, or fails itself, is a finding too."""
     remedy = "check it by hand; the other checks do not depend on it"
     try:
         return findings.result(max(0.0, deadline - time.monotonic()))

@@ -196,7 +196,7 @@ class Explainer:
             return in_own_words(where, error)
 
     def key_faults(self, default: ResultDefault) -> list[Problem]:
-        """Keys of one file that the schema does not have, and values that it does not take."""
+        """Yields the keys of one file that the schema does not have, and the values that it does not take."""
         problems, good = [], []
         for where, path, value in origins.values(self.loader, default):
             problem = keys.fault(where, path, value, self.schema)

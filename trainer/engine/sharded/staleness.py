@@ -37,7 +37,7 @@ def histogram(table: Table) -> Table:
 
 
 def to_json(table: Table) -> dict[str, Contributions]:
-    """By worker; the histogram's last bin counts everything at or above it, and empty bins at its end are left out."""
+    """Returns counts by worker; a histogram's last bin has all above it too, and empty ones at its end are left out."""
     by_worker: dict[str, Contributions] = {}
     for worker, row in enumerate(table):
         applied = int(row[:BINS].sum())

@@ -129,13 +129,13 @@ class ShardedEngine(SessionEngine):
         return None if table is None else np.asarray(self.session.run(table))
 
     def leave(self) -> None:
-        """Says goodbye to every shard host, one by one: the last goodbye ends a host, maybe before it has answered."""
+        """Says goodbye to every shard host in turn: the last goodbye ends a host, maybe before it has answered."""
         for goodbye in self._built.goodbyes:
             with contextlib.suppress(tf.errors.UnavailableError):
                 self.session.run(goodbye)
 
     def changed_rows(self, step: int) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
-        """(places, values, slots) of each block of tables: the rows that were changed after a step, from all hosts."""
+        """Returns (places, values, slots) of each block of tables: the rows changed after a step, from all hosts."""
         assert self._changed is not None
         assert isinstance(self._spec.tables, SentTables)
         answers = self.session.run(self._changed.answers, {self._changed.step: step})

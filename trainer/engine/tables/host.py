@@ -108,7 +108,7 @@ class TableHost:
             self._kept, self._is_kept = None, []
 
     def changed(self, step: int) -> list[Before]:
-        """By block, the rows that were changed after a step: as they were at `hold`, or else are now."""
+        """Returns, by block, the rows that changed after a step, as they were at `hold` or else as they are now."""
         with self.lock:
             return [self._changed_in(number, step) for number in range(len(self.memory))]
 

@@ -151,7 +151,7 @@ def cuts_of(places: np.ndarray, block: Block) -> np.ndarray:
 
 
 def sum_pushed(pushed: Sequence[Pushed]) -> Pushed:
-    """The places that any pushed, sorted, and the sums of their gradients: one after the other, in the order given.
+    """Returns the places that any worker pushed, sorted, and the sums of their gradients in the order given.
 
     The bits of a sum depend on nothing else.
     """

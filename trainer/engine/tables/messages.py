@@ -38,7 +38,7 @@ READ, CHANGED, RELEASE = range(3)
 
 
 class RowServer:
-    """A host's side."""
+    """The host's side of the exchange of rows."""
 
     def __init__(self, tables: TableHost, shard: Shard, workers: int, payloads: Payloads) -> None:
         """Adds what answers questions to the graph of the host."""

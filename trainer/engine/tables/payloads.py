@@ -81,7 +81,7 @@ class Payloads(NamedTuple):
         return message if self.boxes is None else self.boxes.get(kind, worker, host, message)
 
     def write_push(self, pushed: Sequence[Pushed], asked: Places) -> list[np.ndarray]:
-        """What to send to each host: gradients of each block, and the rows of all hosts that are needed next."""
+        """Returns what to send to each host: gradients of each block, and the rows of all hosts needed next."""
         return [
             self._joined(
                 [

@@ -32,7 +32,7 @@ class Snapshot:
     tables: str = ""  # the checkpoint that has the rows of tables; empty: their first values
 
     def to_tensors(self) -> Arrays:
-        """One flat mapping, as a checkpoint stores it."""
+        """Returns one flat mapping, as a checkpoint stores it."""
         named = {f"parameters/{path}": value for path, value in self.parameters.items()}
         named |= {f"state/{path}": value for path, value in self.state.items()}
         for slot, values in self.slots.items():

@@ -101,7 +101,7 @@ def _task(config: RunConfig, task: Task, port: int) -> ScheduledTask:
 
 
 def tf_config(run: ScheduledRun, addresses: Mapping[str, str], job: str, index: int | str) -> str:
-    """TF_CONFIG of a task.
+    """Returns the TF_CONFIG of a task.
 
     Args:
         addresses: "host:port" by the name of a task.

@@ -55,7 +55,7 @@ def start(spec: TaskSpec, runtime: TaskRuntime, engine: Engine, model: Any) -> I
 
 
 def state_of(engine: Engine) -> StepResult:
-    """What the state says that an engine has just started from, and that no replica has moved yet under sync."""
+    """Returns what the state says that an engine has just started from; under sync no replica has moved it yet."""
     return engine.missed[-1] if engine.missed else engine.peek()
 
 

@@ -61,7 +61,7 @@ def check_finite(values: np.ndarray, name: str, numbers: np.ndarray | None = Non
 
 
 def spec_of(batch: Batch) -> Batch:
-    """What one example of a batch looks like: nests of `ArraySpec`."""
+    """Returns what one example of a batch looks like: nests of `ArraySpec`."""
 
     def spec(array: np.ndarray) -> ArraySpec:
         return ArraySpec(array.shape[1:], "string" if is_text(array) else str(_native(array.dtype)))

@@ -57,7 +57,7 @@ def training_batches(
     derive: Derive = nothing,
     announce: Announce | None = None,
 ) -> Batches:
-    """One replica's batches of the steps start..stop-1, each of batch_size / replicas examples.
+    """Returns one replica's batches of the steps start..stop-1, each of batch_size / replicas examples.
 
     Args:
         announce: what each batch says of the next one; then one without examples comes first.
