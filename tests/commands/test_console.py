@@ -16,7 +16,7 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -428,8 +428,8 @@ def test_the_form_leaves_the_optimizer_to_the_model_and_takes_epochs(console, tm
     assert "train.epochs=5" in draft.overrides
     directory = make_run(tmp_path / "runs" / "mine")
     stored = directory.read_config()
-    stored.train.epochs = 3
-    stored.optimizer.name, stored.optimizer.learning_rate = OptimizerName.sgd, 0.5  # as compile() had them
+    compiled = replace(stored.optimizer, name=OptimizerName.sgd, learning_rate=0.5)
+    stored = replace(stored, train=replace(stored.train, epochs=3), optimizer=compiled)
     directory.write_inputs(stored, directory.read_plan())
     again = form.read(form.from_run("mine", folder), folder, config)
     assert not [text for text in again.overrides if text.startswith("optimizer")]
