@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from trainer.launch.processes.nursery import die_with_parent
+from trainer.launch.processes.children import die_with_parent
 
 GONE_SECS = 20.0
 

@@ -9,6 +9,7 @@ import keras
 
 from trainer.workload import build, frozen, trial
 from trainer.workload.compiling import Wanted
+from trainer.workload.workload import Workload
 
 ZOO = str(Path(__file__).with_name("zoo.py"))
 KINDS = {  # model and data, options of the model, what the config names
@@ -42,7 +43,7 @@ KINDS = {  # model and data, options of the model, what the config names
 
 
 @functools.cache
-def workload(kind: str) -> build.Workload:
+def workload(kind: str) -> Workload:
     """The model, the data and the objective of a kind; opened once, because tests change none of them."""
     model_name, data_name, options, named = KINDS[kind]
     data = build.open_data_set(data_name, {}, seed=1, user_file=ZOO)
@@ -50,10 +51,10 @@ def workload(kind: str) -> build.Workload:
     objective = build.open_objective(model, data, Wanted(**named), user_file=ZOO)
     trial.run(objective, data, has_values=True)
     objective.frozen = frozen.find(objective, data.spec)
-    return build.Workload(model, data, objective, frozen.values_of(model, objective.frozen))
+    return Workload(model, data, objective, frozen.values_of(model, objective.frozen))
 
 
-def for_keras(kind: str, one: build.Workload) -> keras.Model:
+def for_keras(kind: str, one: Workload) -> keras.Model:
     """Another model of the kind, with the same values and compiled in the same way."""
     name, _, options, named = KINDS[kind]
     model = build.build_model(name, options, one.data, seed=1, user_file=ZOO)

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from trainer.workload import step
+from trainer.workload import step, tracing
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data.examples import ArraySpec, Spec
 from trainer.workload.objective import Objective
@@ -29,7 +29,7 @@ def objective_of(
     kind = "int64" if loss == CROSSENTROPY else "float32"
     spec = Spec(ArraySpec(shape, "float32"), ArraySpec(labels, kind), None, 3)
     objective = make_objective(model, spec, Wanted(loss))
-    step.trace(objective, spec)
+    tracing.trace(objective, spec)
     return objective
 
 

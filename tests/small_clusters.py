@@ -53,9 +53,10 @@ from trainer.task.assemble import HOSTS
 from trainer.task.request_ids import make_unique
 from trainer.task.server import session_config, start_server
 from trainer.workload import step as replica
-from trainer.workload.build import Workload
+from trainer.workload import tracing
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.pipeline import nothing, training_batches
+from trainer.workload.workload import Workload
 
 SEED, BATCH, STEPS = 7, 24, 8
 
@@ -392,12 +393,12 @@ def make_local(
 
 def layout_of(workload: Workload, optimizer: OptimizerConfig, hosts: int, pushes: int, examples: int) -> TableLayout:
     """Of the tables of a workload's model; those of models without sparse layers are empty."""
-    found = replica.tables_of(workload.objective, workload.data.spec)
+    found = tracing.tables_of(workload.objective, workload.data.spec)
     return TableLayout(blocks_of(found, hosts), tuple(optimizer.row_slots()), pushes, examples)
 
 
 def touches_of(workload: Workload, layout: TableLayout) -> Touches:
-    return Touches(layout.blocks, functools.partial(replica.lookups_of, workload.objective))
+    return Touches(layout.blocks, functools.partial(tracing.lookups_of, workload.objective))
 
 
 def to_the_end(engine: ShardedEngine | LocalEngine, steps: int = STEPS) -> tuple[list[float], Snapshot]:

@@ -19,7 +19,7 @@ from trainer.commands.runs import checkpoints
 from trainer.config.schema import DataConfig
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.evaluator import offline
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 from trainer.workload.data.idx import SHIPPED, read_idx
 
 pytestmark = pytest.mark.cluster

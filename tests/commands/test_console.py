@@ -28,7 +28,7 @@ from runs import wait_until
 
 from trainer.commands.console import actions, form
 from trainer.commands.console.app import make_app
-from trainer.commands.console.pages import Folder
+from trainer.commands.console.folder import Folder
 from trainer.config.schema import OptimizerName
 from trainer.config.typed import ConsoleConfig
 from trainer.observe import runs
@@ -428,8 +428,8 @@ def test_the_form_leaves_the_optimizer_to_the_model_and_takes_epochs(console, tm
     assert "train.epochs=5" in draft.overrides
     directory = make_run(tmp_path / "runs" / "mine")
     stored = directory.read_config()
-    compiled = replace(stored.optimizer, name=OptimizerName.sgd, learning_rate=0.5)
-    stored = replace(stored, train=replace(stored.train, epochs=3), optimizer=compiled)
+    optimizer = replace(stored.optimizer, name=OptimizerName.sgd, learning_rate=0.5)  # as compile() had them
+    stored = replace(stored, train=replace(stored.train, epochs=3), optimizer=optimizer)
     directory.write_inputs(stored, directory.read_plan())
     again = form.read(form.from_run("mine", folder), folder, config)
     assert not [text for text in again.overrides if text.startswith("optimizer")]

@@ -25,11 +25,11 @@ from trainer.plan.tables import COUNT, UPDATED, FirstValues, Growing, SparsePatt
 from trainer.storage import checkpoint, checkpoint_writer, table_rows
 from trainer.task import table_files
 from trainer.task.export import params_sha256
-from trainer.workload import lookups, step
-from trainer.workload.build import Workload
+from trainer.workload import lookups, tracing
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
+from trainer.workload.workload import Workload
 
 ADAGRAD = OptimizerConfig(name=OptimizerName.adagrad, learning_rate=0.1)
 IDS, STEPS = 200, 30
@@ -63,7 +63,7 @@ def workload() -> Workload:
         built = model()
     data = from_arrays((features, labels), (features, labels), source="test")
     objective = make_objective(built, data.spec, Wanted("sparse_categorical_crossentropy"))
-    step.trace(objective, data.spec)
+    tracing.trace(objective, data.spec)
     return Workload(built, data, objective, {})
 
 

@@ -15,10 +15,10 @@ from small_clusters import BATCH, SEED, Cluster, digest, make_local, to_the_end
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.workload.build import Workload
 from trainer.workload.data.examples import Batch, leaves_of
 from trainer.workload.data.pipeline import training_batches
 from trainer.workload.paths import Paths
+from trainer.workload.workload import Workload
 
 pytestmark = pytest.mark.cluster
 

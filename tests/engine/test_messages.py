@@ -34,11 +34,10 @@ from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan
 from trainer.plan.tables import SparsePattern
 from trainer.plan.traffic import Message
-from trainer.workload import lookups
-from trainer.workload import step as replica
-from trainer.workload.build import Workload
+from trainer.workload import lookups, tracing
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data.arrays import from_arrays
+from trainer.workload.workload import Workload
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.cluster
@@ -379,7 +378,7 @@ def workload_of_rows() -> Workload:
         ]
         model = keras.Model(given, keras.layers.Dense(3, name="logits")(keras.layers.Concatenate()(found)))
     objective = make_objective(model, data.spec, Wanted("sparse_categorical_crossentropy"))
-    replica.trace(objective, data.spec)
+    tracing.trace(objective, data.spec)
     return Workload(model, data, objective, {})
 
 

@@ -22,7 +22,7 @@ from trainer.plan.tables import FirstValues, Table, blocks_of
 from trainer.task import table_files
 from trainer.task.export import params_sha256
 from trainer.workload import step
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 
 pytestmark = pytest.mark.cluster
 

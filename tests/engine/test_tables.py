@@ -25,11 +25,11 @@ from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import FirstValues, SparsePattern, Table, blocks_of
 from trainer.task import table_files
 from trainer.task.export import params_sha256
-from trainer.workload import lookups, step
-from trainer.workload.build import Workload
+from trainer.workload import lookups, step, tracing
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
+from trainer.workload.workload import Workload
 
 pytestmark = pytest.mark.cluster
 
@@ -87,7 +87,7 @@ def workload(*patterns: str | SparsePattern, make: Callable[[], keras.Model] = m
         built = make()
     data = clicks()
     objective = make_objective(built, data.spec, Wanted("sparse_categorical_crossentropy"))
-    step.trace(objective, data.spec)
+    tracing.trace(objective, data.spec)
     return Workload(built, data, objective, {})
 
 

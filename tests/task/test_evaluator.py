@@ -35,7 +35,7 @@ from trainer.task.evaluator.score import CheckpointScorer, make_evaluator
 from trainer.task.runtime import TaskRuntime
 from trainer.task.spec import TaskSpec
 from trainer.workload import step as replica
-from trainer.workload.build import open_workload
+from trainer.workload.workload import open_workload
 
 pytestmark = pytest.mark.slow
 

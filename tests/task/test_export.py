@@ -18,9 +18,9 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.task.evaluator.score import Evaluator, evaluated
 from trainer.task.export import export, params_sha256
 from trainer.workload import compiled_optimizer
-from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.keras_file import check_loads, needs_of
+from trainer.workload.workload import Workload
 
 CROSSENTROPY = "sparse_categorical_crossentropy"
 

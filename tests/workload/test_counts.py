@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.workload import step
+from trainer.workload import step, tracing
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data.examples import ArraySpec, Batch, Spec
 from trainer.workload.probe import probe
@@ -164,7 +164,7 @@ def made(case: Case) -> tuple[keras.Model, Any, Spec, Batch]:
     features, labels, weights = batch.map(lambda one: ArraySpec(tuple(one.shape[1:]), one.dtype.name))
     spec = Spec(features, labels, weights, 3)
     objective = make_objective(model, spec, Wanted())
-    step.trace(objective, spec)
+    tracing.trace(objective, spec)
     return model, objective, spec, batch
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from forks import Forks
 
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 from trainer.workload.data.order import batch_indices
 from trainer.workload.data.pipeline import evaluation_batches, training_batches
 

@@ -22,13 +22,14 @@ from trainer.workload.compiling import Wanted
 from trainer.workload.data.examples import Batch
 from trainer.workload.objective import Objective, _weighted_by_class
 from trainer.workload.paths import Paths
+from trainer.workload.workload import Workload
 
 pytestmark = pytest.mark.slow
 
 BATCH = 32
 
 
-def examples(one: build.Workload, count: int) -> Batch:
+def examples(one: Workload, count: int) -> Batch:
     """The first examples to train on."""
     arrays = tuple(map(tf.constant, one.data.train.arrays))
     return Batch(*one.data.train.fetch(tf.range(count, dtype=tf.int64), arrays))
@@ -115,7 +116,7 @@ def test_class_weights_are_weights_of_examples(model, data):
         made = build.build_model(model, {}, opened, seed=1, user_file=ZOO)
         objective = build.open_objective(made, opened, Wanted(**named), user_file=ZOO)
         trial.run(objective, opened, has_values=True)
-        batch = examples(build.Workload(made, opened, objective, {}), BATCH)
+        batch = examples(Workload(made, opened, objective, {}), BATCH)
         if not named:
             classes = np.asarray(batch.labels) if np.ndim(batch.labels) == 1 else np.argmax(batch.labels, -1)
             of_class = np.array([weights.get(int(one), 1.0) for one in classes], np.float32)
@@ -233,7 +234,7 @@ def test_options_reach_functions_of_the_user():
     options = {"loss_options": {"power": 0}, "metrics": [{"near": {"k": 0.25}}]}
     made = objective_of("small", "weighted", {"loss": loss, "near": near}, **options)
     opened = build.open_data_set("weighted", {}, seed=1, user_file=ZOO)
-    batch = examples(build.Workload(made.model, opened, made, {}), 4)._replace(weights=None)
+    batch = examples(Workload(made.model, opened, made, {}), 4)._replace(weights=None)
     value, sums = step.make_evaluation(made)(*values(made.model), batch)
     assert float(value) == 1.0
     assert {name: float(result) for name, result in made.results(sums).items()} == {"near": 0.25}
@@ -246,7 +247,7 @@ def test_weights_are_those_of_the_parts_that_a_loss_is_returned_for(weights_shap
 
     made = objective_of("small", "weighted", {"loss": loss}, metrics=[])
     opened = build.open_data_set("weighted", {}, seed=1, user_file=ZOO)
-    batch = examples(build.Workload(made.model, opened, made, {}), 7)
+    batch = examples(Workload(made.model, opened, made, {}), 7)
     weights = np.random.default_rng(3).random(weights_shape).astype("float32")
     value, _ = step.make_evaluation(made)(*values(made.model), batch._replace(weights=tf.constant(weights)))
     expected = (np.eye(2)[batch.labels] + 1) * (weights if weights.ndim == 2 else weights[:, None])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.workload.data import DataError, stream_sources
+from trainer.workload.data import DataError, dataset_steps
 from trainer.workload.data.examples import StreamContext
 from trainer.workload.data.pipeline_files import noted
 from trainer.workload.data.sources import SPLIT, open_parts, open_source
@@ -157,7 +157,7 @@ def test_a_pipeline_whose_order_threads_decide_is_refused(name):
 
 
 def test_large_tensors_of_a_pipeline_are_not_copied_to_look_at_its_order(monkeypatch):
-    monkeypatch.setattr(stream_sources, "SMALL_NBYTES", 100)
+    monkeypatch.setattr(dataset_steps, "SMALL_NBYTES", 100)
     rows = tf.data.Dataset.from_tensor_slices((np.zeros((16, 3), np.float32), np.zeros(16, np.int64)))
     monkeypatch.setattr(tf.raw_ops, "DatasetToGraphV2", lambda **options: pytest.fail("copied"))
     in_order = rows.interleave(lambda x, y: tf.data.Dataset.from_tensors((x, y)), num_parallel_calls=2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 from trainer.workload.data.returned import parts_of
 from trainer.workload.data.sources import open_parts
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from trainer.workload import serving, step
+from trainer.workload import serving, tracing
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data.arrays import from_arrays
 
@@ -106,7 +106,7 @@ def test_inputs_and_outputs_are_named(name, tmp_path: Path):
     if not model.built:
         model(features)
     objective = make_objective(model, data.spec, Wanted("mse"))
-    step.trace(objective, data.spec)
+    tracing.trace(objective, data.spec)
     written = serving.write(objective, data, tmp_path, ["saved_model"], ())
     assert written.failures == ()
     signature = tf.saved_model.load(str(tmp_path / "saved_model/1")).signatures["serving_default"]
@@ -129,7 +129,7 @@ def test_the_losses_of_a_mapping_are_those_of_listed_outputs(tmp_path: Path):
     losses = {"sold": keras.losses.BinaryCrossentropy(from_logits=True), "amount": "mse"}
     model.compile("sgd", losses)
     objective = make_objective(model, data.spec, Wanted())
-    step.trace(objective, data.spec)
+    tracing.trace(objective, data.spec)
     served = serving.write(objective, data, tmp_path, ["saved_model"], ()).served
     assert served is not None
     assert served.outputs["sold"] == "probabilities" != served.outputs["amount"]

@@ -16,7 +16,7 @@ from trainer.config.schema import ModelConfig
 from trainer.engine.tables.first_values import first_values
 from trainer.plan.description import ModelProbe
 from trainer.plan.tables import Growing, SparsePattern
-from trainer.workload import describe, lookups, served_tables, serving, step
+from trainer.workload import describe, lookups, served_tables, serving, tracing
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data import open_data
 from trainer.workload.data.arrays import from_arrays
@@ -32,7 +32,7 @@ SEED = 7
 
 def objective_for(model: keras.Model, data: DataSet, loss: str = "sparse_categorical_crossentropy") -> Objective:
     made = make_objective(model, data.spec, Wanted(loss))
-    step.trace(made, data.spec)
+    tracing.trace(made, data.spec)
     return made
 
 
@@ -112,7 +112,7 @@ def test_tables_are_in_pieces_and_never_a_variable_of_the_model(people, tmp_path
         variable.assign(value)
     objective, tables = objective_for(sparse, people), []
     variables = {one.path: one for one in dense.trainable_variables[:-2]}
-    for table in step.tables_of(objective, people.spec):
+    for table in tracing.tables_of(objective, people.spec):
         values = variables[table.path].numpy()
         if grows:
             known = np.arange(0, len(values), 2)
@@ -145,7 +145,7 @@ def test_several_outputs_keep_their_names(digits, tmp_path):
     data = from_arrays((images, labels), (images, labels), source="two")
     losses = {"digit": "sparse_categorical_crossentropy", "ink": "mse"}
     made = make_objective(model, data.spec, Wanted(losses))
-    step.trace(made, data.spec)
+    tracing.trace(made, data.spec)
     serving.write(made, data, tmp_path, ["saved_model"], {})
     answer = served(tmp_path, tmp_path, inputs=images[:2])["saved_model"]
     np.testing.assert_allclose(answer["digit"], tf.nn.softmax(model(images[:2])["digit"]), atol=1e-5)

@@ -10,8 +10,8 @@ import docker
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import RunInUseError
 from trainer.launch.containers.docker_errors import connect, explain_errors
+from trainer.launch.containers.removal import remove
 from trainer.launch.containers.spec import RUN_LABEL, TASK_LABEL
-from trainer.launch.containers.tasks import remove
 from trainer.launch.processes import warm
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory

@@ -36,9 +36,10 @@ from trainer.task import table_files
 from trainer.task.not_finite import order_seed
 from trainer.task.spec import TaskSpec
 from trainer.workload import step as replica
-from trainer.workload.build import Workload
-from trainer.workload.data.examples import users_code
+from trainer.workload import tracing
+from trainer.workload.data.errors import users_code
 from trainer.workload.data.pipeline import training_batches, training_iterator
+from trainer.workload.workload import Workload
 
 ENDLESS = 2**62  # steps; a worker that waits for no other cannot know how many it will make
 
@@ -141,7 +142,7 @@ class Assembly:
     def make_tables(self, workload: Workload) -> Tables:
         """Returns a worker's side of tables, for one pipeline."""
         plan, index, payloads = self.spec.plan, self.spec.task.index, self._payloads()
-        touches = Touches(plan.table_layout.blocks, partial(replica.lookups_of, workload.objective))
+        touches = Touches(plan.table_layout.blocks, partial(tracing.lookups_of, workload.objective))
         if payloads is None:
             return TableWorker(self.tables, touches, index)
         return SentTables(payloads, plan.slots, plan.shards, touches, worker=index)

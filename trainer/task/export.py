@@ -21,13 +21,13 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task import model_card, table_files
 from trainer.task.evaluator.score import evaluated
 from trainer.workload import compiled_optimizer, keras_file, loss_scale, serving, trial, weights
-from trainer.workload.build import Workload, open_dense, open_workload
-from trainer.workload.data.examples import is_of_storage
+from trainer.workload.data.errors import is_of_storage
 from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
 from trainer.workload.paths import Paths
 from trainer.workload.served_tables import TableValues
 from trainer.workload.serving import Written
+from trainer.workload.workload import Workload, open_dense, open_workload
 
 DEFAULT_FORMATS = ("keras", "saved_model")
 MODEL_NBYTES = 2**31  # of tables that a model.keras may have

@@ -31,7 +31,8 @@ from trainer.task.server import start_strategy
 from trainer.task.signals import StopRequest
 from trainer.task.spec import TaskSpec
 from trainer.task.unsupervised import save_before_hosts_leave
-from trainer.workload.build import open_workload, parameters_of
+from trainer.workload.build import parameters_of
+from trainer.workload.workload import open_workload
 
 RECENT_STEPS = 20
 LAST_GOODBYE_SECS = 10.0

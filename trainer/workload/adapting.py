@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 from trainer.workload.keras_internals import IndexLookup
 from trainer.workload.patches import patched
 from trainer.workload.paths import Paths

@@ -2,38 +2,28 @@
 
 import difflib
 import inspect
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import unrepeatable
 from trainer.config import user_file as user
-from trainer.config.groups import freezing
-from trainer.config.schema import RunConfig
-from trainer.plan import fingerprint
 from trainer.plan.layout import Parameter
-from trainer.plan.plan import Plan
-from trainer.plan.tables import SparsePattern, sparse_patterns
-from trainer.workload import dtype_policy, labels, lookups, loss_scale, step, weights
+from trainer.plan.tables import SparsePattern
+from trainer.workload import dtype_policy, lookups, loss_scale, step
 from trainer.workload import frozen as frozen_weights
 from trainer.workload.adapting import Adapting
 from trainer.workload.compiling import Wanted, make_objective
-from trainer.workload.data import DATA_SETS, DataError, DataSet, open_data
+from trainer.workload.data import DATA_SETS, DataSet, open_data
 from trainer.workload.data.examples import ArraySpec, Spec, map_nest
-from trainer.workload.data.fingerprint import fingerprint_of
 from trainer.workload.data.pipeline import feature_batches
 from trainer.workload.models import MODELS
 from trainer.workload.objective import Objective, no_values
 from trainer.workload.paths import name_alike
 from trainer.workload.room import within_memory
 
-SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
 TRAIN = "train"  # an argument of a model's function: the features to adapt layers to
 STEPS = ("train_step", "test_step", "make_train_function", "make_test_function")  # what fit and evaluate run
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -187,82 +177,6 @@ def _one_example(spec: ArraySpec) -> Any:
     if spec.dtype == "string":
         return tf.fill(shape, "a")  # a word, because some layers take no empty sequence
     return keras.ops.zeros(shape, spec.dtype)
-
-
-class Workload(NamedTuple):
-    """What a run trains."""
-
-    model: keras.Model
-    data: DataSet
-    objective: Objective
-    frozen: Mapping[str, np.ndarray]
-
-
-def open_workload(
-    config: RunConfig, plan: Plan, file: Path | None = None, *, with_values: bool = True, trains: bool = True
-) -> Workload:
-    """Returns the model, the data and the objective of a run; `with_values` as in `build_model`.
-
-    Args:
-        file: what training never changes, if it was written; else the model's function is taken at its word.
-        trains: whether the data must be that of the plan.
-
-    Raises:
-        DataError: if what training never changes is not what was planned.
-        OtherDataError: if the data is not that of the plan.
-    """
-    process = os.getpid()
-    frozen = frozen_weights.read(file) if plan.frozen.sha256 and file and file.exists() else None
-    adapting = Adapting(frozen.adapted if frozen else None)
-    data = open_data_set(
-        config.data.name,
-        config.data.options,
-        seed=config.seed,
-        user_file=config.user,
-        evaluate_steps=config.evaluate.steps,
-    )
-    if trains:
-        _check_planned_data(config, plan, data)
-    named = config.model
-    model = build_model(
-        named.name,
-        named.options,
-        data,
-        seed=config.seed,
-        user_file=config.user,
-        precision=config.train.precision.value,
-        with_values=with_values or bool(plan.frozen.paths),
-        freezes=freezing(config.optimizer),
-        adapting=adapting,
-        sparse=sparse_patterns(config.placement),
-    )
-    if os.getpid() != process:
-        os._exit(0)  # a fork of the task by the user's code, which has returned
-    if frozen:
-        weights.assign(model, frozen.weights)
-    wanted = Wanted.of(asdict(named))
-    size, planned = plan.shards[0].sums, plan.frozen
-    objective = open_objective(model, data, wanted, user_file=config.user, size=size, frozen=planned.paths)
-    values = frozen_weights.values_of(model, planned.paths)
-    if frozen_weights.describe(values, adapting.states) != planned:
-        raise DataError(f"model {named.name}: its frozen weights differ from the planned ones; {SAME_WEIGHTS}")
-    return Workload(model, labels.for_loss(objective, data), objective, values)
-
-
-def _check_planned_data(config: RunConfig, plan: Plan, data: DataSet) -> None:
-    fingerprint.check_same(
-        plan.fingerprint,
-        fingerprint_of(data),
-        source=fingerprint.describe_source(config.data.name, config.user),
-        whose="the plan was made for",
-        suspects=unrepeatable.suspects(config.user),
-    )
-
-
-def open_dense(config: RunConfig, plan: Plan) -> Objective:
-    """Returns the objective of a model with sparse layers as it is without them: with all its variables."""
-    dense = replace(config, placement=replace(config.placement, sparse=[], growing={}))
-    return open_workload(dense, plan, trains=False).objective
 
 
 def open_objective(

@@ -10,15 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
-from trainer.workload import step
+from trainer.workload import tracing
+from trainer.workload.accuracy import ACCURACY, accuracy_of, is_of_logits
 from trainer.workload.data.examples import ArraySpec, Nest, Spec, describe_nest
-from trainer.workload.keras_names import LOGITS, make_loss, make_losses, make_metric
+from trainer.workload.keras_names import make_loss, make_losses, make_metric
 from trainer.workload.objective import Objective
-from trainer.workload.output_checks import IGNORE
 
-ACCURACY = "accuracy"
 INTEGERS = "sparse_categorical_crossentropy"  # the loss for classes, unless another is named
 FROM_CONFIG, FROM_FILE = "from the config", "of the user's file"
 FROM_COMPILE, BY_DEFAULT = "from compile()", "by default"
@@ -123,7 +121,7 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
         return Chosen(None, "of its layers")
     if isinstance(spec.labels, ArraySpec) and "int" in spec.labels.dtype:
         loss = make_loss(INTEGERS, wanted.loss_options, {})
-        taken = "logits" if _is_of_logits(loss) else "probabilities"
+        taken = "logits" if is_of_logits(loss) else "probabilities"
         return Chosen(loss, f"{INTEGERS} of {taken}, {BY_DEFAULT}", True)
     raise ValueError(
         f"no loss is named, and the labels are {describe_nest(spec.labels)}; type model.loss=mean_squared_error, "
@@ -133,7 +131,7 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
 
 def _adds_losses(model: keras.Model, spec: Spec) -> bool:
     with suppress(Exception):  # of many types; the trial says what is wrong with the model
-        return step.adds_losses(Objective(model), spec)
+        return tracing.adds_losses(Objective(model), spec)
     return False
 
 
@@ -218,14 +216,8 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
         return Chosen(made, f"{_names(made)} {FROM_FILE}")
     if compiled or loss.text.endswith(FROM_COMPILE):
         return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}" if compiled else "none")
-    for kind, accuracy in ACCURACIES.items():
-        if isinstance(loss.value, kind):
-            is_binary = kind is keras.losses.BinaryCrossentropy and not _is_of_logits(loss.value)
-            made = keras.metrics.BinaryAccuracy(name=ACCURACY) if is_binary else accuracy()
-            if (ignored := getattr(loss.value, IGNORE, None)) is not None:
-                made = _AccuracyOfLabelled(ignored)
-            return Chosen([made], f"{ACCURACY}, {BY_DEFAULT}")
-    return Chosen(None, "none")
+    metric = accuracy_of(loss.value)
+    return Chosen(None, "none") if metric is None else Chosen([metric], f"{ACCURACY}, {BY_DEFAULT}")
 
 
 def _is_among(function: Any, nest: Any) -> bool:
@@ -272,36 +264,3 @@ def _names(nest: Any) -> str:
 def _is_options(value: Any) -> bool:
     """Whether it is the options of a metric: {AUC: {num_thresholds: 50}}, and not the metrics of an output."""
     return isinstance(value, Mapping)
-
-
-def _is_of_logits(loss: Any) -> bool:
-    return bool(getattr(loss, LOGITS, False))
-
-
-def _binary_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    logits, labels = (tf.reshape(tf.cast(one, tf.float32), [-1]) for one in (logits, labels))
-    return tf.cast(tf.equal(logits > 0, labels > 0.5), tf.float32)
-
-
-class _AccuracyOfLabelled(keras.metrics.SparseCategoricalAccuracy):  # type: ignore[misc]
-    """The accuracy on examples that have a label."""
-
-    def __init__(self, ignored: int) -> None:
-        super().__init__(name=ACCURACY)
-        self._ignored = ignored
-
-    def update_state(self, labels: tf.Tensor, logits: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
-        labels = tf.reshape(labels, tf.shape(logits)[:-1])
-        weights = tf.cast(tf.not_equal(labels, tf.cast(self._ignored, labels.dtype)), tf.float32)
-        if sample_weight is not None:
-            more = tf.cast(sample_weight, tf.float32)
-            ones = [1] * (weights.shape.rank - more.shape.rank)
-            weights *= tf.reshape(more, [*tf.unstack(tf.shape(more)), *ones])
-        super().update_state(labels, logits, weights)
-
-
-ACCURACIES: Mapping[type, Callable[[], keras.metrics.Metric]] = {  # of logits, by loss
-    keras.losses.SparseCategoricalCrossentropy: lambda: keras.metrics.SparseCategoricalAccuracy(name=ACCURACY),
-    keras.losses.CategoricalCrossentropy: lambda: keras.metrics.CategoricalAccuracy(name=ACCURACY),
-    keras.losses.BinaryCrossentropy: lambda: keras.metrics.MeanMetricWrapper(_binary_accuracy, name=ACCURACY),
-}

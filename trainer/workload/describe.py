@@ -14,7 +14,7 @@ from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.checks.sparse import check_patterns
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, ModelProbe, ProbeResult
 from trainer.plan.serialize import to_json
-from trainer.workload import user_warnings
+from trainer.workload import tracing, user_warnings
 from trainer.workload.error_text import one_paragraph, words_of
 
 OF_GRAPHS = ("SymbolicTensor", "OperatorNotAllowedInGraphError")  # in errors of code that needs values of tensors
@@ -131,8 +131,8 @@ def _describe(question: ModelProbe) -> Description:
         compiled_optimizer=optimizer,
         objective=objective.text,
         doubts=(*data_set.doubts, *((one.message, one.remedy) for one in objective.doubts)),
-        tables=step.tables_of(objective, data_set.spec),
-        lookups=step.lookup_counts(objective, data_set.spec),
+        tables=tracing.tables_of(objective, data_set.spec),
+        lookups=tracing.lookup_counts(objective, data_set.spec),
         fingerprint=fingerprint,
     )
 

@@ -7,7 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workload.data.examples import DataError, DataSet, LabelFault, Nest
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet, LabelFault, Nest
 from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
 from trainer.workload.output_checks import IGNORE, OF_ANY_NUMBERS, function_of, option_of

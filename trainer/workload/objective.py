@@ -4,9 +4,8 @@ How losses are weighted and masked, how metrics are named, and what a metric's v
 counted by the sums of what each batch adds to its variables, so its value is that of one process over all examples.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -14,28 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workload import eager, inputs
+from trainer.workload.compiled_loss import Use, build_loss, checked
 from trainer.workload.counts import Counting
 from trainer.workload.data.examples import Batch, Nest
-from trainer.workload.keras_internals import (
-    get_keras_mask,
-    global_state,
-    set_keras_mask,
-    squeeze_or_expand_to_same_rank,
-)
-from trainer.workload.patches import patched
+from trainer.workload.keras_internals import get_keras_mask, global_state, set_keras_mask
 from trainer.workload.paths import is_seed
+from trainer.workload.whole_loss import WholeLoss, losses_of
 
 Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variables
-WholeLoss = Callable[..., tf.Tensor]  # (labels, outputs[, weight]) -> [N] or []
-
-
-class Use(NamedTuple):
-    """What a loss of an output is computed of."""
-
-    loss: keras.losses.Loss
-    labels: tf.Tensor
-    outputs: tf.Tensor
-    name: str  # of the output; empty if the model has one alone
 
 
 class Doubt(NamedTuple):
@@ -152,7 +137,7 @@ class Objective:
         counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         counted += [] if before is None else self._values(before)
         state = keras.StatelessScope(state_mapping=[*known, *counted])
-        with _checked(model._compile_loss, check), self._counted(counting, own), state as scope:
+        with checked(model._compile_loss, check), self._counted(counting, own), state as scope:
             before_loss = [(v, scope.get_current_value(v)) for v, _ in known]
             if self._whole_loss is None:
                 model._losses_override.extend(own)  # as Keras's trainer for JAX does
@@ -161,7 +146,7 @@ class Objective:
                 finally:
                     model._losses_override.clear()
             else:
-                losses = _call(self._whole_loss, labels, outputs, weights)
+                losses = losses_of(self._whole_loss, labels, outputs, weights)
                 if counting is not None and losses.shape.rank == 0:
                     counting.unknown.append("the loss of the user's file")
                 value = tf.reduce_mean(losses)
@@ -221,7 +206,7 @@ class Objective:
         loss, metrics = self.model._compile_loss, self.model._compile_metrics
         with no_values():
             if loss is not None and not loss.built:
-                _build_loss(loss, labels, outputs)
+                build_loss(loss, labels, outputs)
             if metrics is not None and not metrics.built:
                 metrics.build(labels, outputs)
 
@@ -237,43 +222,6 @@ def _check_assigns_nothing(scope: keras.StatelessScope, known: Known) -> None:
             raise ValueError(
                 f"the loss assigns {variable.path}, which is lost: assign it in the call of a layer instead"
             )
-
-
-class _Built(Exception):
-    """Ends a call of a loss that was only to be built."""
-
-
-def _build_loss(loss: Any, labels: Nest, outputs: Nest) -> None:
-    """Builds a compiled loss as its first call does, which brings labels into the structure of the outputs before."""
-    build = loss.build
-
-    def build_alone(labels: Nest, outputs: Nest) -> None:
-        build(labels, outputs)
-        raise _Built
-
-    with patched((loss, "build", build_alone)), suppress(_Built):
-        loss.call(labels, outputs)
-
-
-@contextmanager
-def _checked(compiled: Any, check: Callable[[Use], None] | None) -> Iterator[None]:
-    """Calls `check` before each loss of a compiled one that was built."""
-    if compiled is None or check is None:
-        yield
-        return
-    before = compiled._flat_losses
-
-    def with_check(loss: keras.losses.Loss, name: str) -> Callable[..., tf.Tensor]:
-        def call(labels: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
-            check(Use(loss, labels, outputs, name))
-            return loss(labels, outputs, weights)
-
-        return call
-
-    named = [(one, one.name if len(before) > 1 else "") for one in before]
-    checked = [one._replace(loss=with_check(one.loss, name)) for one, name in named]
-    with patched((compiled, "_flat_losses", checked)):
-        yield
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,59 +269,3 @@ def _weighted_by_class(
     is_named = (numbers >= 0) & (numbers < len(by_class))
     of_class = tf.gather(tf.constant(named, tf.float32), tf.where(is_named, numbers, len(by_class)))
     return of_class if weights is None else of_class * tf.cast(weights, tf.float32)
-
-
-def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Tensor:
-    """Returns a user's loss [N] or []; one that takes no weights is weighted by them afterwards.
-
-    Raises:
-        ValueError: if it returned something else, or weights have no effect on it.
-    """
-    if isinstance(labels, tf.Tensor) and isinstance(outputs, tf.Tensor):  # as for losses of Keras, lest they broadcast
-        labels, outputs = squeeze_or_expand_to_same_rank(labels, outputs)
-    takes_weights = "weight" in inspect.signature(loss).parameters
-    returned = loss(labels, outputs, weight=weights) if takes_weights else loss(labels, outputs)
-    count = tf.nest.flatten(outputs)[0].shape[0]
-    shape = None if returned is None else tf.convert_to_tensor(returned).shape
-    if shape is None or (shape.rank and None not in (shape[0], count) and shape[0] != count):
-        given = "None" if shape is None else f"the shape {shape.as_list()}"
-        raise ValueError(f"the loss of the user's file returned {given} for {count} examples; return [N] or a scalar")
-    losses = _one_each(returned, outputs)
-    if not takes_weights and weights is not None:
-        losses = _weighted(losses, weights)
-    return tf.reduce_mean(losses, range(1, losses.shape.rank)) if (losses.shape.rank or 0) > 1 else losses
-
-
-def _weighted(losses: tf.Tensor, weights: Nest) -> tf.Tensor:
-    """Losses [N, ...] times weights of examples [N], or of their parts.
-
-    Raises:
-        ValueError: if there is not a loss for each weight.
-    """
-    if isinstance(weights, tf.Tensor) and losses.shape.rank:
-        while weights.shape.rank > losses.shape.rank and weights.shape[-1] == 1:
-            weights = tf.squeeze(weights, -1)
-        size = weights.shape.rank
-        pairs = zip(weights.shape, losses.shape, strict=False)
-        if size <= losses.shape.rank and all(None in pair or pair[0] in (1, pair[1]) for pair in pairs):
-            ones = [1] * (losses.shape.rank - size)
-            return losses * tf.cast(tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *ones]), losses.dtype)
-    given = weights.shape[1:].as_list() if isinstance(weights, tf.Tensor) else "several arrays"
-    raise ValueError(
-        f"the loss of the user's file returned the shape {losses.shape.as_list()}, and the weights of an example are "
-        f"{given}: return a loss for each weight, or take them as loss(y, outputs, weight=None)"
-    )
-
-
-def _one_each(losses: tf.Tensor, outputs: Nest) -> tf.Tensor:
-    """Returns the losses, unless labels and outputs of different shapes have been combined, each with every other.
-
-    Raises:
-        ValueError: for losses [N, N] of outputs that are not.
-    """
-    losses = tf.convert_to_tensor(losses)
-    shape = losses.shape
-    is_square = shape.rank == 2 and shape[0] is not None and shape[0] == shape[1] > 1
-    if is_square and all(one.shape.rank != 2 or one.shape[1] != shape[1] for one in tf.nest.flatten(outputs)):
-        raise ValueError(f"loss returns {list(shape)}, each label with every output; return one number per example")
-    return losses

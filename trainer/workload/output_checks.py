@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.workload.compiled_loss import Use
 from trainer.workload.keras_internals import squeeze_or_expand_to_same_rank
 from trainer.workload.keras_names import LOGITS
-from trainer.workload.objective import Doubt, Use
+from trainer.workload.objective import Doubt
 
 NEAR = 1e-3  # to 1, of a sum of probabilities
 IGNORE = "ignore_class"  # an option of a loss: the class that means "no label"

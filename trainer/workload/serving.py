@@ -18,14 +18,16 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.tables import Table
 from trainer.workload import lookups
-from trainer.workload.data.examples import DataSet, Nest, Preprocessing, is_of_storage, leaves_of, map_nest
+from trainer.workload.data.errors import is_of_storage
+from trainer.workload.data.examples import DataSet, Nest, Preprocessing, leaves_of, map_nest
 from trainer.workload.error_text import first_line
 from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Objective
 from trainer.workload.output_checks import BINARY, function_of, option_of
 from trainer.workload.served_names import input_names, output_names
 from trainer.workload.served_tables import ServedTable, TableValues
-from trainer.workload.step import make_forward, tables_of
+from trainer.workload.step import make_forward
+from trainer.workload.tracing import tables_of
 
 SOFTMAX = (
     keras.losses.sparse_categorical_crossentropy,

@@ -6,7 +6,6 @@ is an ordinary Keras model.
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -14,11 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.plan.layout import Parameter
-from trainer.plan.tables import Table
 from trainer.workload import lookups
 from trainer.workload.batch_norm import fused
 from trainer.workload.counts import LEAST, Counting, Share
-from trainer.workload.data.examples import Batch, Nest, Spec, map_nest
+from trainer.workload.data.examples import Batch, Nest
 from trainer.workload.keras_internals import CallContext, global_state
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
@@ -193,15 +191,15 @@ def compute_loss(
         counting: as in `Objective.compute`.
     """
     model = objective.model
-    features, others = objective.inputs(batch.features), _non_trainable(model, state, seed)
+    features, others = objective.inputs(batch.features), non_trainable_values(model, state, seed)
     with lookups.given(rows):
-        outputs, rest, own = _call(model, weights, others, features, training=True)
-    known = zip(_variables(model), [*weights, *rest], strict=True)
+        outputs, rest, own = call_model(model, weights, others, features, training=True)
+    known = zip(variables_of(model), [*weights, *rest], strict=True)
     value, sums = objective.compute(known, batch, outputs, own, training=True, counting=counting)
     return value, sums, rest
 
 
-def _call(
+def call_model(
     model: keras.Model, trainable: Sequence[tf.Tensor], others: Sequence[tf.Tensor], features: Any, *, training: bool
 ) -> Any:
     """Calls a model as its `__call__` does, with these values of its variables: (outputs, others after it, losses).
@@ -247,9 +245,9 @@ def make_forward(objective: Objective) -> Callable[..., tuple[Nest, list[tf.Tens
         weights = [parameters[paths[v]] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
         with tf.name_scope("model"), objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
-            features, others = objective.inputs(batch.features), _non_trainable(model, state, no_seed)
+            features, others = objective.inputs(batch.features), non_trainable_values(model, state, no_seed)
             with lookups.given(rows):
-                outputs, rest, own = _call(model, weights, others, features, training=False)
+                outputs, rest, own = call_model(model, weights, others, features, training=False)
         return outputs, [*weights, *rest], own
 
     return forward
@@ -262,80 +260,10 @@ def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.T
     def evaluate(parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()) -> tuple[tf.Tensor, tf.Tensor]:
         outputs, values, own = forward(parameters, state, batch, rows)
         with objective.in_graph(), ordered_sums(), seeded_draws(tf.zeros([2], tf.int64)):
-            known = zip(_variables(objective.model), values, strict=True)
+            known = zip(variables_of(objective.model), values, strict=True)
             return objective.compute(known, batch, outputs, own, training=False)
 
     return evaluate
-
-
-def lookups_of(objective: Objective, features: Nest) -> list[lookups.Lookup]:
-    """What a model's sparse layers look up for features, in the order of their calls; to be traced, for any weights."""
-    if not lookups.has_tables(objective.model):
-        return []
-    return lookups.recorded(partial(_call_with_zeros, objective, features))
-
-
-def tables_of(objective: Objective, spec: Spec) -> tuple[Table, ...]:
-    """Returns the tables of a model's sparse layers, for examples that look like `spec`.
-
-    Raises:
-        ValueError: if the number of ids that an example looks up is not fixed.
-    """
-    found: list[lookups.Lookup] = []
-    _trace(lambda features: found.extend(lookups_of(objective, features)), spec)
-    return lookups.tables_of(objective.model, found)
-
-
-def lookup_counts(objective: Objective, spec: Spec) -> dict[str, int]:
-    """Returns how many ids an example looks up, by path of Embedding layer; 0: nobody knows."""
-    model, counts = objective.model, {}
-
-    def count(features: Nest) -> None:
-        counts.update(lookups.counted(model, partial(_call_with_zeros, objective, features)))
-
-    if any(isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers(include_self=False)):
-        _trace(count, spec)
-    return counts
-
-
-def _call_with_zeros(objective: Objective, features: Nest) -> None:
-    """Calls a model for what its layers do with the features, whatever the weights."""
-    model, no_seed = objective.model, tf.zeros([2], tf.int64)
-    state = {path: tf.zeros(v.shape) for path, v in Paths(model).named(model.non_trainable_variables).items()}
-    weights = [tf.zeros(v.shape) for v in model.trainable_variables]
-    with objective.in_graph(), seeded_draws(no_seed), tf.name_scope("model"):
-        _call(model, weights, _non_trainable(model, state, no_seed), objective.inputs(features), training=True)
-
-
-def _trace(function: Callable[[Nest], None], spec: Spec) -> None:
-    """Traces a function of the features of examples that look like `spec`."""
-    fed = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
-    tf.function(function, autograph=False).get_concrete_function(fed)
-
-
-def trace(objective: Objective, spec: Spec) -> None:
-    """Traces an evaluation of examples that look like `spec`, without computing it: the objective's size follows."""
-    model, batch = objective.model, Batch(spec.features, spec.labels, spec.weights)
-    values = {path: tf.TensorSpec(v.shape, v.dtype) for path, v in Paths(model).named(_variables(model)).items()}
-    fed = batch.map(lambda one: tf.TensorSpec([None, *one.shape], one.dtype))
-    tf.function(make_evaluation(objective), autograph=False).get_concrete_function(values, values, fed)
-
-
-def adds_losses(objective: Objective, spec: Spec) -> bool:
-    """Whether layers add losses when the model is called, beside those of their weights."""
-    model, paths, seed, counts = objective.model, Paths(objective.model), tf.zeros([2], tf.int64), []
-
-    def call(values: Tensors, features: Nest) -> None:
-        weights = [values[paths[v]] for v in model.trainable_variables]
-        with objective.in_graph(), seeded_draws(seed), tf.name_scope("model"):
-            rest = _non_trainable(model, values, seed)
-            *_, losses = _call(model, weights, rest, objective.inputs(features), training=True)
-        counts.append(len(losses) - len(model._get_regularization_losses()))
-
-    values = {path: tf.TensorSpec(v.shape, v.dtype) for path, v in Paths(model).named(_variables(model)).items()}
-    fed = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
-    tf.function(call, autograph=False).get_concrete_function(values, fed)
-    return counts[0] > 0
 
 
 def takes_training(model: keras.Model) -> bool:
@@ -343,7 +271,7 @@ def takes_training(model: keras.Model) -> bool:
     return bool(model._call_has_training_arg)
 
 
-def _variables(model: keras.Model) -> list[keras.Variable]:
+def variables_of(model: keras.Model) -> list[keras.Variable]:
     return [*model.trainable_variables, *model.non_trainable_variables]
 
 
@@ -354,7 +282,7 @@ def _as(value: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(value if "float" in dtype else tf.round(value), dtype)
 
 
-def _non_trainable(model: keras.Model, state: Tensors, seed: tf.Tensor) -> list[tf.Tensor]:
+def non_trainable_values(model: keras.Model, state: Tensors, seed: tf.Tensor) -> list[tf.Tensor]:
     """Values for the model's non-trainable variables; each seed generator gets its own state, drawn from `seed`."""
     values, paths = [], Paths(model)
     for number, variable in enumerate(model.non_trainable_variables):

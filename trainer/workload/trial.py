@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workload import inputs, labels, mixing, step
+from trainer.workload import inputs, labels, mixing, step, tracing
+from trainer.workload.compiled_loss import Use
 from trainer.workload.data import DataError, DataSet
 from trainer.workload.data.examples import (
     ArraySpec,
@@ -24,7 +25,7 @@ from trainer.workload.data.examples import (
     map_nest,
 )
 from trainer.workload.error_text import one_paragraph
-from trainer.workload.objective import Doubt, Objective, Use
+from trainer.workload.objective import Doubt, Objective
 from trainer.workload.output_checks import Mismatch, broadcast, check_classes, contradiction, is_doubtful
 
 EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
@@ -64,7 +65,7 @@ def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0
             for fault in tried:
                 _try_labels(objective, data, fault, size or EXAMPLES)
             return size
-        step.trace(objective, data.spec)
+        tracing.trace(objective, data.spec)
         return 0
     except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
         if isinstance(error, Mismatch | DataError) or error.__traceback__ is None:

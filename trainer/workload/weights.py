@@ -19,7 +19,7 @@ import numpy as np
 
 from trainer.config.words import count, some
 from trainer.faults.problems import ConfigError, Problem
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 from trainer.workload.keras_internals import saving_lib
 from trainer.workload.paths import Paths, is_seed
 

@@ -24,10 +24,10 @@ from starlette.responses import (
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from trainer.commands.console import actions, form, pages
+from trainer.commands.console import actions, form, logs, pages
 from trainer.commands.console.actions import RefusedError
+from trainer.commands.console.folder import Folder, UnknownRunError
 from trainer.commands.console.guard import Guard
-from trainer.commands.console.pages import Folder, UnknownRunError
 from trainer.config import shell
 from trainer.config.typed import ConsoleConfig
 from trainer.faults.problems import Problem
@@ -123,7 +123,7 @@ class Console:
 
     def log(self, request: Request) -> Response:
         name, task = request.path_params["name"], request.path_params["task"]
-        return HTMLResponse(pages.log(self.folder, name, task, request.query_params))
+        return HTMLResponse(logs.page(self.folder, name, task, request.query_params))
 
     def live(self, request: Request) -> Response:
         """Returns an event for every change of a run, at most one every other second.
@@ -152,7 +152,7 @@ class Console:
 
     def file(self, request: Request) -> Response:
         """Returns a file as a download, or an HTML page, of which no script runs: a task may have written it."""
-        path = pages.file(self.folder, request.path_params["name"], request.path_params["file"])
+        path = self.folder.file(request.path_params["name"], request.path_params["file"])
         if path.suffix == ".html":
             return FileResponse(path, headers={"Content-Security-Policy": "sandbox allow-same-origin"})
         return FileResponse(path, filename=path.name)

@@ -20,7 +20,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from trainer.commands.console.pages import Folder, UnknownRunError
+from trainer.commands.console.folder import Folder, UnknownRunError
 from trainer.config import sources
 from trainer.config.keys import shown
 from trainer.config.schema import Launch, StrategyName

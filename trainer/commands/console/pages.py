@@ -2,102 +2,34 @@
 
 import functools
 import math
-import os
-import re
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from trainer.commands.console.actions import OUTPUT, exit_code
+from trainer.commands.console.folder import FILES, Folder
 from trainer.commands.runs.table import ORDERS
 from trainer.config import shell
 from trainer.config.typed import RunOrder
 from trainer.launch.view import duration
 from trainer.observe import runs
 from trainer.observe.html import template
-from trainer.observe.report import curves, settings
+from trainer.observe.report import curves, reported_run, settings
 from trainer.observe.report import page as report
+from trainer.observe.report.sections import shard_rows
 from trainer.observe.runs import RunFacts
 from trainer.plan import page as plan_page
-from trainer.plan.plan import Plan
-from trainer.storage import checkpoint, json_lines, lease
+from trainer.storage import checkpoint, json_lines
 from trainer.storage.run_directory import RunDirectory
 
 PACKAGE = "trainer.commands.console"
 SPARK_POINTS = 60  # in a curve of the table of runs
 ROWS = 100  # of a table of runs, on a page
-LOG_LINES = 500  # of a page of a log
 TAIL_BYTES = 512 * 1024  # of a log that are read where nothing is searched
-MAX_MATCHES = 500
-LINES_BEFORE = 20  # a failure
-BAD = re.compile(r" ERROR |^Traceback |\bfailed: ")  # begins a failure in a log
-FOLDERS = {"export": 1, "logs": 1, "checkpoints": 2, "best": 2}  # whose files may be downloaded: how deep they are
-FILES = (  # and these
-    *("report.html", "config.yaml", "plan.json", "summary.json", "history.jsonl", "events.jsonl", "evaluations.jsonl"),
-    *("placement.json", "profile/trace.json", OUTPUT),
-)
-
-
-class UnknownRunError(Exception):
-    """An address names no run below the console's folder."""
-
-
-@dataclass(frozen=True)
-class Folder:
-    """The folder whose runs are shown; nothing outside it is read, wherever links lead."""
-
-    path: Path
-
-    def run(self, name: str) -> Path:
-        """Returns the directory of a run by its path from the folder.
-
-        Raises:
-            UnknownRunError: if there is none, or a link leads out of the folder.
-        """
-        root = self.path.resolve()
-        try:
-            path = (root / name).resolve()
-            if path != root and path.is_relative_to(root) and runs.is_run(path) and not _has_links(path):
-                return path
-        except (OSError, ValueError, RuntimeError) as error:  # a name that no file can have, a loop of links
-            raise UnknownRunError(name) from error
-        raise UnknownRunError(name)
-
-    def name(self, path: Path) -> str:
-        """Returns the path of a run from the folder."""
-        return str(path.relative_to(self.path))
-
-    def is_running(self, name: str) -> bool:
-        """Whether a run is there and running."""
-        try:
-            return lease.owner(RunDirectory(self.run(name))) is not None
-        except UnknownRunError:
-            return False
-
-    def runs(self) -> list[tuple[str, Path]]:
-        """(name, directory) of every run that may be shown."""
-        found = []
-        for path in runs.find(self.path):
-            try:
-                found.append((self.name(path), self.run(self.name(path))))
-            except UnknownRunError:  # a link that leads out
-                continue
-        return found
-
-
-def _has_links(path: Path) -> bool:
-    """Whether a folder, or its logs, has a link: a task may have made one that leads to a file of another user's."""
-    with os.scandir(path) as entries:
-        if any(entry.is_symlink() for entry in entries):
-            return True
-    logs = path / "logs"
-    return logs.is_dir() and any(log.is_symlink() for log in logs.iterdir())
 
 
 def index(folder: Folder, query: Mapping[str, str], *, can_post: bool) -> str:
@@ -194,7 +126,7 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
         code = exit_code(folder.path / name)
         return template("starting.html.j2", PACKAGE).render(name=name, output=output, code=code, can_post=can_post)
     path, before = folder.run(name), version(folder, name)
-    record, url = report.read(path, name), run_url(name)
+    record, url = reported_run.read(path, name), run_url(name)
     exported = [f"export/{one.name}" for one in sorted((path / "export").glob("*")) if one.is_file()]
     shown = report.context([record], _changed(path, (path / "config.yaml").stat().st_mtime_ns))
     own = {
@@ -254,7 +186,7 @@ def new(draft: Any, fields: Sequence[Any]) -> str:
     command = shell.joined(["python", "-m", "trainer", *draft.overrides])
     values = {"plan": None, "draft": draft, "fields": fields, "command": command}
     if draft.plan is not None:
-        values |= {"plan": plan_page.tables(draft.plan), "shards": report.shards(draft.plan)}
+        values |= {"plan": plan_page.tables(draft.plan), "shards": shard_rows(draft.plan)}
     return template("new.html.j2", PACKAGE).render(values)
 
 
@@ -262,23 +194,6 @@ def new(draft: Any, fields: Sequence[Any]) -> str:
 def _changed(path: Path, modified_ns: int) -> list[tuple[str, str, str]]:
     """Returns what a config differs from the defaults in; composing them takes a tenth of a second."""
     return settings.changed(RunDirectory(path).read_config())
-
-
-def file(folder: Folder, name: str, path: str) -> Path:
-    """Returns a file of a run that may be downloaded.
-
-    Raises:
-        UnknownRunError: if there is none, or it is another one.
-    """
-    directory = folder.run(name)
-    try:
-        found = (directory / path).resolve()
-        top, *parts = found.relative_to(directory).parts
-        if found.is_file() and (FOLDERS.get(top) == len(parts) or str(Path(top, *parts)) in FILES):
-            return found
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UnknownRunError(f"{name}/{path}") from error
-    raise UnknownRunError(f"{name}/{path}")
 
 
 def version(folder: Folder, name: str) -> str:
@@ -293,77 +208,3 @@ def _modified(file: Path) -> str:
         return str(file.stat().st_mtime_ns)
     except OSError:
         return "0"
-
-
-@dataclass(frozen=True)
-class ShownLog:
-    """A part of a task's log."""
-
-    lines: Sequence[tuple[int | None, str]]  # the number of each, where the log was read from its begin
-    is_cut: bool  # more lines are before these
-
-
-def log(folder: Folder, name: str, task: str, query: Mapping[str, str]) -> str:
-    """Returns the page of a task's log: its end, the lines with a text, or its first failure.
-
-    Raises:
-        UnknownRunError: if the run has no such task.
-    """
-    path = folder.run(name)
-    file = (path / _task(RunDirectory(path).read_plan(), task, name).log).resolve()
-    if not file.is_relative_to(path):
-        raise UnknownRunError(f"{name} {task}")
-    text, wants_failure = query.get("search", ""), "failure" in query
-    failure = _first_failure(file) if wants_failure else None
-    shown = _search(file, text) if text else failure or _tail(file)
-    return template("log.html.j2", PACKAGE).render(
-        name=name,
-        url=run_url(name),
-        task=task,
-        file_url=f"{run_url(name)}/files/{quote(str(file.relative_to(path)))}",
-        log=shown,
-        search=text,
-        has_no_failure=wants_failure and failure is None,
-        is_bad=lambda line: bool(BAD.search(line)),
-        nbytes=file.stat().st_size if file.exists() else 0,
-    )
-
-
-def _task(plan: Plan, task: str, name: str) -> Any:
-    for one in plan.tasks:
-        if one.name == task:
-            return one
-    raise UnknownRunError(f"{name} {task}")
-
-
-def _tail(file: Path) -> ShownLog:
-    if not file.exists():
-        return ShownLog([], False)
-    with file.open("rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(max(0, size - TAIL_BYTES))
-        lines = opened.read().decode(errors="replace").splitlines()
-    is_cut = size > TAIL_BYTES or len(lines) > LOG_LINES
-    return ShownLog([(None, line) for line in lines[-LOG_LINES:]], is_cut)
-
-
-def _numbered(file: Path) -> Iterator[tuple[int, str]]:
-    if file.exists():
-        with file.open(errors="replace") as opened:
-            yield from enumerate((line.rstrip("\n") for line in opened), 1)
-
-
-def _search(file: Path, text: str) -> ShownLog:
-    """Returns the last lines that have a text, in capitals or not."""
-    matching = deque((line for line in _numbered(file) if text.lower() in line[1].lower()), maxlen=MAX_MATCHES + 1)
-    return ShownLog(list(matching)[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
-
-
-def _first_failure(file: Path) -> ShownLog | None:
-    """Returns the first line of a failure, with what is around it."""
-    lines, before = _numbered(file), deque[tuple[int, str]](maxlen=LINES_BEFORE)
-    for number, line in lines:
-        if BAD.search(line):
-            return ShownLog([*before, (number, line), *islice(lines, LOG_LINES)], number > LINES_BEFORE + 1)
-        before.append((number, line))
-    return None

@@ -18,15 +18,9 @@ import tensorflow as tf
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.sharded.prefetch import Prefetch
 from trainer.engine.sharded.rejoin import ShardState
+from trainer.engine.sharded.snapshot_graph import SnapshotGraph, build_snapshot
 from trainer.engine.sharded.staleness import Table
-from trainer.engine.sharded.worker_graph import (
-    LoadGraph,
-    SnapshotGraph,
-    WorkerSpec,
-    build_graph,
-    build_load,
-    build_snapshot,
-)
+from trainer.engine.sharded.worker_graph import LoadGraph, WorkerSpec, build_graph, build_load
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.memory import NO_TAG
 from trainer.engine.tables.messages import SentTables

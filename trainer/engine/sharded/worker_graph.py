@@ -20,10 +20,9 @@ from trainer.engine.compute import Replica, Requests, compute, in_step, mean_ove
 from trainer.engine.data_wait import BatchCount
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint, now
-from trainer.engine.queues import take
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
-from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
-from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, share
+from trainer.engine.sharded.rejoin import Rejoin, build_join
+from trainer.engine.sharded.resources import PUSH, STOP_PUSH, Link, share
 from trainer.engine.tables.worker import NO_TABLES, RowQuery, Tables
 from trainer.engine.update import BAD, DIVISOR, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
@@ -76,15 +75,6 @@ class LoadGraph(NamedTuple):
 
     feeds: list[list[tf.Tensor]]  # of each shard: the vector, then its slots, then a checkpoint with rows of tables
     loads: list[tf.Operation]
-
-
-class SnapshotGraph(NamedTuple):
-    """What a snapshot fetches, by shard."""
-
-    tags: list[tf.Tensor]
-    flats: list[tf.Tensor]
-    slots: list[dict[str, tf.Tensor]]
-    asked: list[tf.Operation]
 
 
 @dataclass(frozen=True)
@@ -164,38 +154,6 @@ def _load(link: Link, fed: Sequence[tf.Tensor]) -> tf.Operation:
 
     with tf.device(link.device):
         return tf.cond(loads.size() > 0, lambda: tf.constant(False), send).op
-
-
-def build_snapshot(spec: WorkerSpec, graph: WorkerGraph) -> SnapshotGraph:
-    """Adds a copy of the state, all of one step, to the default graph."""
-    if not spec.strategy.waits_for_all:
-        return _build_held_snapshot(spec, graph)
-    snapshot = SnapshotGraph([], [], [], [])
-    for link in graph.links:  # no shard moves before this worker pushes
-        with tf.device(link.device), tf.control_dependencies([] if graph.prefetch else [link.wait()]):
-            _read_into(snapshot, link.shard, link.shared.flat, link.shared.slots)
-    return snapshot
-
-
-def _build_held_snapshot(spec: WorkerSpec, graph: WorkerGraph) -> SnapshotGraph:
-    """Asks the hosts for a copy and reads that: the shards themselves move on."""
-    snapshot = SnapshotGraph([], [], [], [])
-    for link in graph.links:
-        log = link.shared.log
-        assert log is not None
-        with tf.device(link.device):
-            if spec.strategy.waits_for_one or link.shard.index == 0:  # the first shard's host asks the others
-                with tf.control_dependencies([link.wait()]):  # so that the copy has what this worker pushed
-                    snapshot.asked.append(log.arrivals.enqueue(tf.stack([link.worker, 0, graph.ticket, HOLD])))
-            with tf.control_dependencies([take(log.held[link.worker], is_other(graph.ticket))]):
-                _read_into(snapshot, link.shard, log.held_flat, log.held_slots)
-    return snapshot
-
-
-def _read_into(snapshot: SnapshotGraph, shard: Shard, flat: Any, slots: dict[str, Any]) -> None:
-    snapshot.flats.append(flat.read_value())
-    snapshot.tags.append(packing.tags_of(snapshot.flats[-1], shard))
-    snapshot.slots.append({name: slot.read_value() for name, slot in slots.items()})
 
 
 def _build_peek(spec: WorkerSpec, links: Sequence[Link], *, waits: bool) -> list[tf.Tensor]:

@@ -21,7 +21,7 @@ from trainer.engine.tables.first_values import first_values
 from trainer.engine.tables.memory import NO_TAG, BlockMemory, OnEvict
 from trainer.engine.vectors.packing import GENERATION_STRIDE
 from trainer.plan.tables import COUNT, UPDATED, Growing, GrowingBlock
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 
 NO_ROW = -1
 MOST = 2**31 - 1  # that are counted

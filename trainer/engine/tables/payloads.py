@@ -19,7 +19,7 @@ from trainer.engine.tables.memory import Pushed, cuts_of
 from trainer.engine.vectors.wire import BFLOAT16, VectorWire
 from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import Block
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 
 Places = Sequence[Sequence[np.ndarray]]  # by replica and block: [n] int64, sorted and each once
 ALIGNED = 4  # bytes; an array begins at a multiple of it

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.plan.tables import Block
-from trainer.workload.data.examples import Batch, DataError
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import Batch
 from trainer.workload.lookups import Lookup
 
 

@@ -25,6 +25,7 @@ from docker.types import Mount as DockerMount
 
 from trainer.launch.containers.docker_errors import DockerError, explain_errors
 from trainer.launch.containers.owners import lend, user_of_tasks
+from trainer.launch.containers.removal import SOCKETS_LABEL, remove
 from trainer.launch.containers.spec import (
     ENTRYPOINT,
     GPU_SHARED_MIB,
@@ -40,7 +41,6 @@ from trainer.observe.peers import UNIX
 from trainer.plan.environment import LAUNCHER, SUPERVISED
 
 SOCKETS = "/trainer/sockets"  # in a container
-SOCKETS_LABEL = "trainer.sockets"  # path on the host, to be removed with the container
 LOG_SECS = 5.0  # to write the end of a log after its task has ended
 SIGNALLED = 128  # plus a signal's number: the exit code of a process that the signal ended
 OUT_OF_MEMORY = "out of memory: it reached its limit (container.memory_mib), so the kernel killed it"
@@ -276,27 +276,3 @@ def _write_log(output: Any, log: str) -> None:
         for chunk in output:
             with contextlib.suppress(OSError):  # a full disk; not reading on would block the task
                 file.write(chunk)
-
-
-def remove(client: docker.DockerClient, label: str) -> list[str]:
-    """Removes all containers and networks with a label, and their sockets; returns their names."""
-    containers = client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
-    networks = client.networks.list(filters={"label": label})
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(_remove_container, containers))
-    for network in networks:
-        with contextlib.suppress(docker.errors.NotFound):
-            network.remove()
-    for labels in [*(container.labels for container in containers), *(network.attrs["Labels"] for network in networks)]:
-        folder = Path(labels.get(SOCKETS_LABEL, ""))
-        if folder.name.startswith("trainer-") and folder.parent == Path(tempfile.gettempdir()):
-            shutil.rmtree(folder, ignore_errors=True)
-    return [str(container.name) for container in containers] + [str(network.name) for network in networks]
-
-
-def _remove_container(container: DockerContainer) -> None:
-    try:
-        container.remove(force=True, v=True)
-    except docker.errors.APIError as error:
-        if error.status_code not in (404, 409):  # already removed, or being removed
-            raise

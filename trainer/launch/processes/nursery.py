@@ -8,8 +8,6 @@ GPU, and CUDA_VISIBLE_DEVICES can still be set in the child. Where forking is no
 starts plain processes. When the launcher dies in any way, the nursery ends its tasks and itself.
 """
 
-import contextlib
-import ctypes
 import gc
 import math
 import os
@@ -20,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,9 +39,9 @@ from trainer.launch.messages import (
     encode,
 )
 from trainer.launch.processes import describing, isolation
+from trainer.launch.processes.children import adopt_orphans, die_with_parent, ended_children, live_children
 from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 END_SECS = 10.0  # for killed processes to disappear
 PLANNING_TIMES = 30  # as long as otherwise a launcher may be silent before its first task: it builds the model
 
@@ -196,64 +194,32 @@ class _Nursery:
 
     def _reap(self) -> None:
         """Reports the children that have ended, and kills the processes that they left behind."""
-        for pid, code in _ended_children():
+        for pid, code in ended_children():
             if pid in self._plain:
                 self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
             if (name := self._children.pop(pid, None)) is not None:
                 self._report(Exited(name, pid, code))
-        for pid in _children() - self._children.keys():
+        for pid in live_children() - self._children.keys():
             os.kill(pid, signal.SIGKILL)
 
     def _end_all(self) -> None:
         """Ends the tasks and the processes that their code started, which become children of this process."""
         deadline = time.monotonic() + END_SECS  # a process may hang in a driver or file system forever
-        while (alive := _children() | self._children.keys()) and time.monotonic() < deadline:
+        while (alive := live_children() | self._children.keys()) and time.monotonic() < deadline:
             for pid in alive:
                 os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
-            for pid, _ in _ended_children():
+            for pid, _ in ended_children():
                 self._children.pop(pid, None)
 
     def _report(self, event: Event) -> None:
         self._control.sendall(encode(event))
 
 
-def _ended_children() -> Iterator[tuple[int, int]]:
-    """Yields the process id and exit code of each child that has ended, and reaps it."""
-    with contextlib.suppress(ChildProcessError):  # there are no children
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            yield ended[0], os.waitstatus_to_exitcode(ended[1])
-
-
-def _children() -> set[int]:
-    """Returns the live children of this process; none on systems without /proc."""
-    children = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            state, parent, *_ = path.read_text().rpartition(")")[2].split()
-            if int(parent) == os.getpid() and state != "Z":
-                children.add(int(path.parent.name))
-    return children
-
-
-def _adopt_orphans() -> None:
-    """On Linux, makes this process the parent of its children's children once their parents have ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
 def _prepare_child(nursery: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _adopt_orphans()  # so that a daemon of its code becomes the nursery's child, and ends, with the task only
+    adopt_orphans()  # so that a daemon of its code becomes the nursery's child, and ends, with the task only
     die_with_parent(nursery)
-
-
-def die_with_parent(parent: int) -> None:
-    """On Linux, has the kernel kill this process when its parent dies; elsewhere the nursery ends its tasks itself."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the call
-            os._exit(70)
 
 
 def _redirect(log: str) -> None:
@@ -292,7 +258,7 @@ def serve(control: Control, *, can_fork: bool, silent_secs: float | None = None,
         silent_secs: also ends when the launcher has sent nothing for so long.
         allotted: the GPUs of this host that the tasks may use, as CUDA_VISIBLE_DEVICES has them; empty: all.
     """
-    _adopt_orphans()
+    adopt_orphans()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it stops the tasks, which need the nursery
     try:
         _Nursery(control, can_fork=can_fork, silent_secs=silent_secs, allotted=allotted).serve()

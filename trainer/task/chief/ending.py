@@ -7,7 +7,7 @@ from typing import Any
 from trainer.config import user_file
 from trainer.engine.step_result import StepResult
 from trainer.observe.task_page import TaskPage
-from trainer.workload.data.examples import users_code
+from trainer.workload.data.errors import users_code
 
 STOP = "stop"  # what a hook returns to end the run
 

@@ -19,10 +19,10 @@ from trainer.task.chief.wiring import Chief
 from trainer.task.export import export_run, params_sha256
 from trainer.task.pace import Pace
 from trainer.task.spec import TaskSpec
-from trainer.workload.build import Workload
-from trainer.workload.data.examples import is_of_storage
+from trainer.workload.data.errors import is_of_storage
 from trainer.workload.error_text import first_line
 from trainer.workload.serving import Written
+from trainer.workload.workload import Workload
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of
 from trainer.task.other_tasks import ChiefStatus, roll_call
 from trainer.task.runtime import TaskRuntime, collect_garbage_from_now_on
 from trainer.task.spec import TaskSpec
-from trainer.workload.build import open_workload
+from trainer.workload.workload import open_workload
 
 POLL_SECS = 0.2
 GONE_SECS = 60.0  # without an answer: more than a busy chief needs, or one that a scheduler restarts

@@ -16,12 +16,14 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task import table_files
 from trainer.task.evaluator.score import Evaluator, ModelCopy, expected_shapes, tables_for, without_slots
 from trainer.task.server import can_fuse, session_config
-from trainer.workload import labels, step
-from trainer.workload.build import Workload, open_data_set, open_workload
+from trainer.workload import labels, tracing
+from trainer.workload.build import open_data_set
 from trainer.workload.data.arrays import are_alike
-from trainer.workload.data.examples import DataError, DataSet, Nest, describe_nest, find_data_error, map_nest
+from trainer.workload.data.errors import DataError, find_data_error
+from trainer.workload.data.examples import DataSet, Nest, describe_nest, map_nest
 from trainer.workload.data.ids import numberings_of
 from trainer.workload.serving import make_prediction
+from trainer.workload.workload import Workload, open_workload
 
 
 class OtherData(NamedTuple):
@@ -70,7 +72,7 @@ def predict(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the outputs of a checkpoint's model by name, batch by batch in the order of the data; see `evaluate`."""
     opened = _Opened(directory, source, other, steps, needs_labels=False)
-    step.trace(opened.workload.objective, opened.spec)  # builds the loss, which decides what the outputs are
+    tracing.trace(opened.workload.objective, opened.spec)  # builds the loss, which decides what the outputs are
     names = opened.class_names
     copy = ModelCopy(
         opened.workload,

@@ -32,11 +32,12 @@ from trainer.task.beside import run_beside
 from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
 from trainer.workload import step
-from trainer.workload.build import Workload, parameters_of
-from trainer.workload.data.examples import users_code
+from trainer.workload.build import parameters_of
+from trainer.workload.data.errors import users_code
 from trainer.workload.data.pipeline import evaluation_batches
 from trainer.workload.objective import Objective
-from trainer.workload.step import lookups_of
+from trainer.workload.tracing import lookups_of
+from trainer.workload.workload import Workload
 
 v1 = tf.compat.v1
 

@@ -8,7 +8,8 @@ from trainer.workload.data.clicks import clicks
 from trainer.workload.data.criteo_files import criteo
 from trainer.workload.data.csv_files import csv
 from trainer.workload.data.downloads import cifar10, fashion_mnist, mnist
-from trainer.workload.data.examples import DataError, DataSet, Examples, MissingInputError, find_data_error
+from trainer.workload.data.errors import DataError, MissingInputError, find_data_error
+from trainer.workload.data.examples import DataSet, Examples
 from trainer.workload.data.hf import hf
 from trainer.workload.data.idx import mnist_10k
 from trainer.workload.data.images import images

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.workload.data.convert import LEAVE_OUT, REPLACE, as_arrays, check_finite, is_text, native, spec_of
+from trainer.workload.data.errors import DataError
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
-    DataError,
     DataSet,
     Examples,
     LabelFault,

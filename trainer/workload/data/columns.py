@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 
 Names = str | Sequence[str] | None
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.workload.data.examples import ArraySpec, Batch, DataError, Nest, map_nest
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import ArraySpec, Batch, Nest, map_nest
 
 ALLOWED = "allowed: numbers, booleans and text, e.g. x.astype('float32')"
 REPLACE = "remove such examples, or replace the values, e.g. np.nan_to_num(x)"

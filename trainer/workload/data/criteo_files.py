@@ -14,7 +14,8 @@ from typing import IO
 import numpy as np
 
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.examples import DataError, DataSet, Nest
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet, Nest
 from trainer.workload.data.files import find_files, open_bytes
 from trainer.workload.data.parts import SHARE, is_fraction
 

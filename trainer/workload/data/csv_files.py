@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet
 from trainer.workload.data.files import open_bytes
 from trainer.workload.data.ids import Rule
 from trainer.workload.data.tables import Roles, Table, open_tables

@@ -8,7 +8,8 @@ import numpy as np
 
 from trainer.plan.downloads import keras_home, mark_of
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.examples import DataError, DataSet, MissingInputError
+from trainer.workload.data.errors import DataError, MissingInputError
+from trainer.workload.data.examples import DataSet
 from trainer.workload.data.npz import KEYS, read_npz
 
 CLASSES = 10  # of each of these sets

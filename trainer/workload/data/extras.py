@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 
 
 def import_extra(module: str, *, extra: str) -> Any:

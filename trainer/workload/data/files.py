@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import IO, cast
 
-from trainer.workload.data.examples import DataError, MissingInputError
+from trainer.workload.data.errors import DataError, MissingInputError
 
 
 def find_files(pattern: str, *, option: str) -> list[Path]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.workload.data.columns import Columns, check_columns
-from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet
 from trainer.workload.data.extras import import_extra
 from trainer.workload.data.files import check_folder
 from trainer.workload.data.parts import divide, is_fraction

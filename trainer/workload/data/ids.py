@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.workload.data.convert import is_text
-from trainer.workload.data.examples import ArraySpec, DataError, DataSet, Nest, Preprocessing
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import ArraySpec, DataSet, Nest, Preprocessing
 
 if TYPE_CHECKING:
     import tensorflow as tf

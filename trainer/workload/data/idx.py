@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet
 from trainer.workload.data.files import check_file
 
 SHIPPED = Path(__file__).parent / "mnist_10k"

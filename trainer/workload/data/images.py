@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer.workload.data.arrays import scaling
-from trainer.workload.data.examples import ArraySpec, Batch, DataError, DataSet, Examples, Spec
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import ArraySpec, Batch, DataSet, Examples, Spec
 from trainer.workload.data.files import check_folder
 from trainer.workload.data.parts import SHARE, divide, is_fraction
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.examples import DataError, DataSet, Nest
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet, Nest
 from trainer.workload.data.files import check_file, check_folder
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet
 from trainer.workload.data.extras import import_extra
 from trainer.workload.data.ids import Rule
 from trainer.workload.data.tables import Roles, Table, open_tables

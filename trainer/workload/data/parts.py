@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 
 SHARE = 0.2  # of the examples, to evaluate on, where nothing else is said
 

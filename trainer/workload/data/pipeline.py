@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.workload.data.examples import Batch, DataError, Examples, Nest, Stream, StreamContext, filled, leaves_of
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import Batch, Examples, Nest, Stream, StreamContext, filled, leaves_of
 from trainer.workload.data.order import batch_indices
 from trainer.workload.data.streams import Arrays, evaluation_arrays, training_arrays
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 from trainer.workload.patches import patched
 
 COMPLETE = ".index"  # suffix of a file that exists only if the cache is complete

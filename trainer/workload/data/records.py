@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.workload.data.examples import DataError
+from trainer.workload.data.errors import DataError
 
 HEADER = struct.Struct("<Q4s")  # length of the data, its checksum
 FOOTER_BYTES = 4

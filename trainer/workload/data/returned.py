@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.workload.data.examples import Batch, DataError, leaves_of
+from trainer.workload.data.dataset_steps import is_dataset
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import Batch, leaves_of
 from trainer.workload.data.py_dataset import is_py_dataset
-from trainer.workload.data.stream_sources import is_dataset
 
 TRAIN, EVALUATE = "train", "evaluate"
 NAMES = ("test", "validation", "valid", "val", "eval", "dev")  # of evaluation data, if only one of them is present

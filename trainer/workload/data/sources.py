@@ -13,11 +13,12 @@ import numpy as np
 
 from trainer.workload.data.arrays import check_alike, from_arrays, label_fault, open_arrays
 from trainer.workload.data.convert import spec_of, to_batch
+from trainer.workload.data.dataset_steps import is_dataset, share_order, share_state
 from trainer.workload.data.draws import drawn_from, generators_of
+from trainer.workload.data.errors import DataError, users_code
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
-    DataError,
     DataSet,
     Examples,
     Opened,
@@ -25,7 +26,6 @@ from trainer.workload.data.examples import (
     filled,
     leaves_of,
     read_rows,
-    users_code,
 )
 from trainer.workload.data.py_dataset import batches_of_py_dataset, has_end, is_py_dataset
 from trainer.workload.data.returned import parts_of
@@ -34,10 +34,7 @@ from trainer.workload.data.stream_sources import (
     batches_of_function,
     batches_of_iterable,
     check_dataset,
-    is_dataset,
     open_stream,
-    share_order,
-    share_state,
 )
 from trainer.workload.data.streams import ENDS, check_batch_finite, check_like, split
 

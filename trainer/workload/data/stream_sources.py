@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from trainer.workload.data.arrays import SMALL_NBYTES, label_fault
+from trainer.workload.data.arrays import label_fault
 from trainer.workload.data.convert import refuse_not_dense, spec_of
-from trainer.workload.data.draws import drawn_from, generators_of, noticed_draws, seeded
-from trainer.workload.data.examples import (
-    ArraySpec,
-    Batch,
-    DataError,
-    Opened,
-    Stream,
-    StreamContext,
-    leaves_of,
-    users_code,
+from trainer.workload.data.dataset_steps import (
+    has_unordered_step,
+    in_sequence,
+    is_cache,
+    is_dataset,
+    python_in,
+    steps_of,
 )
+from trainer.workload.data.draws import drawn_from, generators_of, noticed_draws, seeded
+from trainer.workload.data.errors import DataError, users_code
+from trainer.workload.data.examples import ArraySpec, Batch, Opened, Stream, StreamContext, leaves_of
 from trainer.workload.data.streams import ENDS, in_order, resized, rows, split, to_elements
 
 if TYPE_CHECKING:
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
-# Operations of TensorFlow that change a state.
-CHANGES = re.compile("Assign|Multinomial|Parameterized|Random|Rng|SampleDistorted|Stateful(?!Partitioned)|Truncated")
-IGNORED = 1  # TensorFlow's value for ignoring generators and files when it serializes a dataset
 
 
 def open_stream(
@@ -111,118 +107,15 @@ def check_dataset(dataset: tf.data.Dataset, name: str, *, must_end: bool) -> Non
         refuse_not_dense(spec, name)
     if must_end and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise DataError(f"{name}: has no end, as after repeat(); {ENDS}")
-    if dataset.options().deterministic is False or _has_unordered_step(dataset):
+    if dataset.options().deterministic is False or has_unordered_step(dataset):
         raise DataError(
             f"{name}: deterministic=False lets threads decide the order of its elements, which then differs between "
             "tasks and runs; leave it out"
         )
 
 
-def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
-    """Whether a transformation has deterministic=False, which no option of the whole dataset overrides."""
-    import tensorflow as tf
-
-    steps = _steps_of(dataset)
-    functions = _functions_of(steps)
-    if any(getattr(step, "_deterministic", "") == "false" for step in steps):
-        return True
-    graphs = [function.graph.as_graph_def() for function in functions]
-    if any("ParallelInterleave" in type(step).__name__ for step in steps):  # keeps it in the graph of the whole alone
-        tensors = [one for step in steps for one in getattr(step, "_tensors", ())]
-        tensors += [one for function in functions for one in function.captured_inputs if hasattr(one, "numpy")]
-        if sum(one.dtype.size * one.shape.num_elements() for one in tensors) <= SMALL_NBYTES:  # they are copied into it
-            whole = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor, external_state_policy=IGNORED)
-            graphs.append(tf.compat.v1.GraphDef.FromString(whole.numpy()))
-    nodes = (node for graph in graphs for node in _nodes_of(graph))
-    return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
-
-
-def _in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.Dataset:
-    """The same dataset, whose elements draw random numbers and change variables one after the other.
-
-    In parallel calls, threads would decide which element draws which number.
-
-    Args:
-        always: whether it does so in Python, which the dataset does not show; nothing is read ahead then.
-    """
-    import tensorflow as tf
-
-    from trainer.workload.tensorflow_internals import VariantDataset
-
-    if not always and next(_changing(_steps_of(dataset)), None) is None:
-        return dataset
-    rewritten = tf.raw_ops.OptimizeDatasetV2(
-        input_dataset=dataset._variant_tensor,
-        optimizations_enabled=["make_deterministic"],
-        optimizations_disabled=[],
-        optimizations_default=[],
-        **dataset._flat_structure,
-    )
-    options = tf.data.Options()
-    if always:  # other rewrites would read ahead again
-        options.experimental_optimization.apply_default_optimizations = False
-        options.experimental_optimization.inject_prefetch = False
-        options.autotune.enabled = False
-    return VariantDataset(rewritten, dataset.element_spec).with_options(options)
-
-
-def _changing(steps: Iterable[tf.data.Dataset]) -> Iterator[Any]:
-    """Yields the functions of steps of which each call changes a state: of a generator or a variable."""
-    for function in _functions_of(steps):
-        if any(CHANGES.match(node.op) for node in _nodes_of(function.graph.as_graph_def())):
-            yield function
-
-
-def _functions_of(steps: Iterable[tf.data.Dataset]) -> list[Any]:
-    return [one.function for step in steps for one in step._functions()]
-
-
-def _nodes_of(graph: Any) -> tuple[Any, ...]:
-    return (*graph.node, *(inner for function in graph.library.function for inner in function.node_def))
-
-
-def _steps_of(dataset: tf.data.Dataset, *, behind_caches: bool = True) -> list[tf.data.Dataset]:
-    """Returns a dataset and all datasets that it is made of, or only those that every pass reads again."""
-    steps = [dataset]
-    for step in steps:
-        steps += step._inputs() if behind_caches or not _is_cache(step) else []
-    return steps
-
-
-def _is_cache(step: tf.data.Dataset) -> bool:
-    return type(step).__name__ == "CacheDataset"
-
-
-def share_order(train: Any, evaluate: Any) -> bool:
-    """Whether both are datasets that share a shuffle() which reorders every pass: reading one reorders the other."""
-    if not is_dataset(train) or not is_dataset(evaluate):
-        return False
-    return bool(_reshuffling(train) & _reshuffling(evaluate))
-
-
-def share_state(train: Any, evaluate: Any) -> bool:
-    """Whether both are datasets, and reading one changes what the other gives, e.g. by a generator of both."""
-    if not is_dataset(train) or not is_dataset(evaluate):
-        return False
-    return share_order(train, evaluate) or bool(_changed(train) & _changed(evaluate))
-
-
-def _changed(dataset: tf.data.Dataset) -> set[int]:
-    """Returns the ids of generators and variables that every pass changes."""
-    steps = _steps_of(dataset)
-    captured = [one for function in _changing(steps) for one in function.captured_inputs]
-    drawn = [step for step in steps if getattr(step, "_rerandomize", False)]
-    return {*map(id, drawn), *(id(one) for one in captured if one.dtype.name == "resource")}
-
-
-def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
-    """Returns the ids of such shuffles, except those whose order a cache() keeps."""
-    steps = _steps_of(dataset, behind_caches=False)
-    return {id(step) for step in steps if getattr(step, "_reshuffle_each_iteration", False)}
-
-
 def batches_of_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(_passes(_Iterators(source, seed).begin, any(map(_is_cache, _steps_of(source)))), name)
+    return shared_out(_passes(_Iterators(source, seed).begin, any(map(is_cache, steps_of(source)))), name)
 
 
 class _Iterators:
@@ -230,10 +123,10 @@ class _Iterators:
 
     def __init__(self, source: tf.data.Dataset, seed: int) -> None:
         self._given, self._seed = source, seed
-        python = _python_in(_steps_of(source))
+        python = python_in(steps_of(source))
         self._own = generators_of(*python)
         self._draws: bool | None = bool(self._own) or (None if python else False)  # None: the first pass shows it
-        self._source = _in_sequence(source, always=bool(self._own))
+        self._source = in_sequence(source, always=bool(self._own))
 
     def begin(self, epoch: int) -> Iterator[Any]:
         if self._draws is None:
@@ -243,19 +136,10 @@ class _Iterators:
             self._draws = bool(drawn)
             if not drawn:
                 return itertools.chain(begun, iterator)
-            self._source = _in_sequence(self._given, always=True)
+            self._source = in_sequence(self._given, always=True)
         if not self._draws:
             return self._source.as_numpy_iterator()
         return seeded(self._source.as_numpy_iterator(), self._seed, epoch, own=self._own)
-
-
-def _python_in(steps: Iterable[tf.data.Dataset]) -> list[Any]:
-    """Returns the Python functions that steps of a pipeline call, e.g. those of from_generator and numpy_function."""
-    from trainer.workload.tensorflow_internals import python_functions
-
-    nodes = (node for function in _functions_of(steps) for node in _nodes_of(function.graph.as_graph_def()))
-    tokens = (node.attr["token"].s.decode() for node in nodes if "PyFunc" in node.op)
-    return [one for one in map(python_functions._funcs.get, dict.fromkeys(tokens)) if one is not None]
 
 
 def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:
@@ -315,9 +199,3 @@ def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[
         return resized(own(), context.batch, name) if context.is_training else in_order(own(), context.batch)
 
     return open_batches
-
-
-def is_dataset(source: Any) -> bool:
-    import tensorflow as tf
-
-    return isinstance(source, tf.data.Dataset)

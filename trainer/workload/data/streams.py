@@ -9,17 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainer.workload.data.convert import LEAVE_OUT, check_finite, spec_of, to_batch
-from trainer.workload.data.examples import (
-    ArraySpec,
-    Batch,
-    DataError,
-    Stream,
-    StreamContext,
-    describe_nest,
-    filled,
-    leaves_of,
-    users_code,
-)
+from trainer.workload.data.errors import DataError, users_code
+from trainer.workload.data.examples import ArraySpec, Batch, Stream, StreamContext, describe_nest, filled, leaves_of
 
 MANY = 1000  # batches that are too small or empty, one after the other, in data that may have no end
 WARN_EVERY_SECS = 60.0

@@ -11,7 +11,8 @@ import numpy as np
 
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.convert import is_text, native
-from trainer.workload.data.examples import DataError, DataSet, Nest
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet, Nest
 from trainer.workload.data.files import find_files
 from trainer.workload.data.ids import Numbering, Rule, check_rule, preprocessing, to_ids
 from trainer.workload.data.parts import SHARE, divide, is_fraction

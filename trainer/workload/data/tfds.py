@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from trainer.workload.data.columns import Columns, check_columns
-from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import DataSet
 from trainer.workload.data.extras import import_extra
 from trainer.workload.data.files import check_folder
 from trainer.workload.data.records import index_records, read_at

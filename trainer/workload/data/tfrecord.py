@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.workload.data.arrays import scaling
-from trainer.workload.data.examples import ArraySpec, DataError, DataSet, Examples, Spec
+from trainer.workload.data.errors import DataError
+from trainer.workload.data.examples import ArraySpec, DataSet, Examples, Spec
 from trainer.workload.data.files import find_files
 from trainer.workload.data.records import AGAIN, index_records, read_at, read_in_order
 
