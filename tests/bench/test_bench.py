@@ -165,10 +165,10 @@ def test_the_rows_of_quick_exist():
 def test_our_contestants_are_valid_configs(name, tmp_path: Path):
     if "bf16" in name and not hasattr(StrategyConfig(), "wire"):
         pytest.skip("strategy.wire is not a key of this version")
-    from trainer.commands.validation import resolve, validate
+    from trainer.commands.validation import complete
 
     overrides = CONTESTANTS[name].command("cnn", tmp_path, cores=2)[2:]
-    assert load_config(overrides, resolve, validate).train.batch_size == 128
+    assert load_config(overrides, complete).train.batch_size == 128
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
