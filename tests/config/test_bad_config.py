@@ -127,7 +127,7 @@ OVERRIDES = {
     "restart.max_of/wrong-type": ["restart.max_of=3"],
     "run/malformed": ["run='~/x'"],
     "run/unresolved": ["run=${oc.env:NO_SUCH_VARIABLE}"],
-    "run/unsafe": ["run=runs/../../etc", "run=/", "run=.", "run="],
+    "run/unsafe": ["run=/srv/../etc", "run=/", "run=.", "run="],
     "seed/out-of-range": ["seed=4294967296"],
     "strategy.name/wrong-type": ["strategy.name=asnyc"],
     "strategy.quorum/wrong-type": ["strategy.quorum=few"],

@@ -75,7 +75,7 @@ def is_called(command: str, *names: str) -> bool:
 
 def is_planned(command: str) -> bool:
     """Whether a command is only planned: in this process, which costs a fraction of a second."""
-    if not is_of_trainer(command) or is_called(command, "doctor") or PROJECT in command:
+    if not is_of_trainer(command) or is_called(command, "doctor", "help") or PROJECT in command:
         return False
     return is_called(command, "plan") or is_elsewhere(command)
 

@@ -195,7 +195,7 @@ def test_what_is_written_into_a_message_can_be_read(numbers):
     ]
     for found, one in zip(payloads.read_rows(sent_rows, asked[:1]), rows, strict=True):
         np.testing.assert_allclose(found, one, rtol=ROUNDED if is_rounded else 0)
-    with pytest.raises(DataError, match="has other ids"):
+    with pytest.raises(DataError, match="different ids"):
         payloads.read_rows(sent_rows, [[own + (own == own[0]) for own in asked[0]]])
     messages = payloads.write_push(pushed, asked)
     for host, message in enumerate(messages):

@@ -171,7 +171,7 @@ def is_finite(run: Run) -> bool:
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("options", "what"),
-    [([], "the gradient of fragile/weight is NaN"), (["model.options.loss=true"], "the loss is NaN")],
+    [([], "the gradient of fragile/weight"), (["model.options.loss=true"], "the loss")],
     ids=["gradient", "loss"],
 )
 def test_a_run_stops_before_a_bad_update_and_names_the_replica(start, fragile, options, what):

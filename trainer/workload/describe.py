@@ -14,7 +14,7 @@ from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.checks.sparse import check_patterns
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, ModelProbe, ProbeResult
 from trainer.plan.serialize import to_json
-from trainer.workload import tracing, user_warnings
+from trainer.workload import user_warnings
 from trainer.workload.error_text import one_paragraph, words_of
 
 OF_GRAPHS = ("SymbolicTensor", "OperatorNotAllowedInGraphError")  # in errors of code that needs values of tensors
@@ -53,7 +53,18 @@ def answer(question: ModelProbe) -> ProbeResult:
 
 
 def _describe(question: ModelProbe) -> Description:
-    from trainer.workload import build, compiled_optimizer, frozen, lookups, probe, serving, step, trial, weights
+    from trainer.workload import (
+        build,
+        compiled_optimizer,
+        frozen,
+        lookups,
+        probe,
+        serving,
+        step,
+        tracing,
+        trial,
+        weights,
+    )
     from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted
     from trainer.workload.data import pipeline_files
