@@ -566,6 +566,6 @@ class RunKeys:
 
 @dataclass(frozen=True)
 class RunConfig(RunKeys):
-    """The config of a run: the value of each key, and whether the user or a default chose it."""
+    """The config of a run: the value of each key, and which keys of the optimizer were set, not left at a default."""
 
     given: tuple[str, ...] = ()  # keys of optimizer that were set; the optimizer of compile() gives the others
