@@ -1,7 +1,5 @@
 """The strategies: how gradients become updates, and what follows from that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 A file gets its name only when it is complete; until then, or if something fails, an older file of that name stays.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

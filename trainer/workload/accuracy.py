@@ -1,7 +1,5 @@
 """The accuracy that is measured by default, chosen by the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sets Keras's dtype policy from `train.precision`, and refuses user code that sets another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ Arrays of `.npz` have the paths of the variables as names. A `.weights.h5`, whic
 none: it is read as Keras's `load_weights` does if it is of the same model, else by the names of the layers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 import zipfile

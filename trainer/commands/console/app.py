@@ -1,7 +1,5 @@
 """The console's addresses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass

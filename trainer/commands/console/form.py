@@ -4,8 +4,6 @@ What is typed becomes arguments of a process, never words of a shell. Only keys 
 taken: none that names a command, a file to write, or Python code or runs outside of the console's folders.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """trainer sweep: tries values of some keys; and --multirun, which tries every combination."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

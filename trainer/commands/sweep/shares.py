@@ -1,7 +1,5 @@
 """Shares of this machine, for trials of a sweep that run at the same time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a sweep varies: keys of the config, with the values that they may have."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence

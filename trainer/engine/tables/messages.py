@@ -10,8 +10,6 @@ Under sync a host may be one update past the step that it is asked for, and then
 Otherwise a worker gets each host's rows as of its token: the host copies them between two updates.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Removes what a run left in a Docker engine: containers, networks and the folders of their sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

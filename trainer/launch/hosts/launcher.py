@@ -1,7 +1,5 @@
 """Runs a plan as processes of several hosts."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections import Counter

@@ -1,7 +1,5 @@
 """Checks what a run is to be exported to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """The loggers that exist: those of this package, and those that installed packages name as entry points."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points

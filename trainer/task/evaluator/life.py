@@ -5,8 +5,6 @@ them, so both need the same run directory: under a scheduler `run=PATH` names on
 `evaluations.jsonl`, `best/` and `events/evaluator`. The chief's status page says whether more checkpoints will come.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

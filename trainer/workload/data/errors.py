@@ -1,7 +1,5 @@
 """Errors of data, and what a user should read of what was raised while it was read."""
 
-from __future__ import annotations
-
 import re
 import sysconfig
 import traceback
