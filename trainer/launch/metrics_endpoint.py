@@ -16,9 +16,7 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.launch.attempts import Attempts
 from trainer.launch.restarts import Restarts
-from trainer.observe import metrics
-from trainer.observe.metrics import RunMetrics
-from trainer.observe.page_server import PageServer, PageServer6, handler
+from trainer.observe.page_server import METRICS_TYPE, PageServer, PageServer6, handler
 from trainer.observe.peers import UNIX
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint
@@ -66,11 +64,13 @@ class MetricsEndpoint:
                     write_atomically(file, json.dumps([{"targets": targets}], indent=1) + "\n")
 
     def _text(self) -> bytes:
+        from trainer.observe import metrics  # imports prometheus_client: most runs are never asked
+
         pages = [attempt.page for attempt in self._attempts if attempt.page]
         saved = checkpoint.finished(self._directory.checkpoints)
         last = int(saved[-1].name) if saved else None
         run = str(self._directory.path)
-        return metrics.text(pages, RunMetrics(run, self._facts, dict(self._restarts.reasons), last))
+        return metrics.text(pages, metrics.RunMetrics(run, self._facts, dict(self._restarts.reasons), last))
 
     def close(self) -> None:
         """Stops answering, and removes the files by which Prometheus finds the run."""
@@ -96,7 +96,7 @@ def _files(config: PrometheusConfig, directory: RunDirectory) -> list[Path]:
 
 def _listen(config: PrometheusConfig, text: Any) -> PageServer:
     kind = PageServer6 if ":" in config.host else PageServer
-    answer = handler({"/metrics": (metrics.CONTENT_TYPE, text)}, [config.host])
+    answer = handler({"/metrics": (METRICS_TYPE, text)}, [config.host])
     try:
         server = kind((config.host, config.port or 0), answer)
     except OSError as error:

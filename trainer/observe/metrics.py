@@ -3,19 +3,21 @@
 Labels are run, role and index: `job` and `instance` are Prometheus's own, and it would rename ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
 from trainer.observe.task_page import STEP_BUCKETS, TaskPage
 
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("run", "role", "index")
 
 
@@ -59,8 +61,6 @@ class RunMetrics:
 
 def text(pages: Iterable[TaskPage], of_run: RunMetrics | None = None) -> bytes:
     """Returns the metrics of some tasks; numbers that are not known yet are left out."""
-    from prometheus_client import CollectorRegistry, generate_latest  # here: most tasks are never asked
-
     registry = CollectorRegistry()
     registry.register(_Collector(list(pages), of_run))
     return generate_latest(registry)
@@ -74,8 +74,6 @@ class _Collector:
         yield from (metric for metric in self._all() if metric.samples)
 
     def _all(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         yield self._states()
         for series in SERIES:
             kind = CounterMetricFamily if series.is_counter else GaugeMetricFamily
@@ -92,16 +90,12 @@ class _Collector:
             yield from _of_run(self._of_run)
 
     def _states(self) -> Metric:
-        from prometheus_client.core import GaugeMetricFamily
-
         family = GaugeMetricFamily("trainer_state", "What this task is doing.", labels=[*LABELS, "state"])
         for page in self._pages:
             family.add_metric([*_labels(page), page.state.value], 1)
         return family
 
     def _metrics(self) -> Metric:
-        from prometheus_client.core import GaugeMetricFamily
-
         family = GaugeMetricFamily(
             "trainer_metric", "Training metric, as last reported by the chief.", labels=[*LABELS, "metric"]
         )
@@ -111,8 +105,6 @@ class _Collector:
         return family
 
     def _phases(self) -> Metric:
-        from prometheus_client.core import CounterMetricFamily
-
         family = CounterMetricFamily(
             "trainer_phase_seconds", "Seconds of this worker's steps, by phase.", labels=[*LABELS, "phase"]
         )
@@ -124,8 +116,6 @@ class _Collector:
         return family
 
     def _durations(self) -> Metric:
-        from prometheus_client.core import HistogramMetricFamily
-
         family = HistogramMetricFamily("trainer_step_duration_seconds", "How long steps took.", labels=LABELS)
         for page in self._stepping():
             counts = zip([*map(str, STEP_BUCKETS), "+Inf"], accumulate(page.step_buckets), strict=True)
@@ -136,8 +126,6 @@ class _Collector:
         return [page for page in self._pages if page.job == "worker" and page.steps]
 
     def _contributions(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-
         stale = HistogramMetricFamily(
             "trainer_gradient_staleness_steps",
             "Updates that the parameters had while an applied gradient of this worker was computed.",
@@ -160,8 +148,6 @@ class _Collector:
 
 
 def _of_run(of: RunMetrics) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
     info = InfoMetricFamily("trainer_run", "What is trained, and how.", labels=["run"])
     info.add_metric([of.run], dict(of.facts))
     yield info

@@ -12,6 +12,7 @@ from typing import Any
 
 LAUNCHER = "launcher"  # GET /status?launcher: the reader is the launcher, whose end a task may have to notice
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the page /metrics
 SOCKET_PATH_BYTES = 100  # that every system allows
 
 Page = tuple[str, Callable[[], bytes]]  # type of its content, and what gives it

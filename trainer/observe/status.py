@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from trainer.observe import metrics
-from trainer.observe.page_server import Page, PageServer, PageServer6, UnixPageServer, handler
+from trainer.observe.page_server import METRICS_TYPE, Page, PageServer, PageServer6, UnixPageServer, handler
 from trainer.observe.task_page import TaskPage
 
 ALONE_SECS = 60.0  # without such a request, after which a launcher counts as dead
@@ -20,8 +19,14 @@ def pages(page: TaskPage) -> dict[str, Page]:
     """Returns what a task answers, by path."""
     return {
         "/status": ("application/json", lambda: json.dumps(page.as_of_now().to_json()).encode()),
-        "/metrics": (metrics.CONTENT_TYPE, lambda: metrics.text([page.as_of_now()])),
+        "/metrics": (METRICS_TYPE, lambda: _metrics(page)),
     }
+
+
+def _metrics(page: TaskPage) -> bytes:
+    from trainer.observe import metrics  # imports prometheus_client: most tasks are never asked
+
+    return metrics.text([page.as_of_now()])
 
 
 def serve(
