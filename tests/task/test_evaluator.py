@@ -23,7 +23,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.peers import PeerError
 from trainer.observe.task_page import TaskPage
-from trainer.plan.layout import Shard
+from trainer.plan.layout import FrozenWeights, Shard
 from trainer.plan.plan import Plan, Task
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.checkpoint import CheckpointError
@@ -31,7 +31,7 @@ from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.evaluator import life
 from trainer.task.evaluator.life import ChiefStatus, Finder
-from trainer.task.evaluator.score import CheckpointScorer, make_evaluator
+from trainer.task.evaluator.score import CheckpointScorer, FittingRows, make_evaluator
 from trainer.task.runtime import TaskRuntime
 from trainer.task.spec import TaskSpec
 from trainer.workload import step as replica
@@ -80,9 +80,11 @@ def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
 def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> CheckpointScorer:
     """The scorer of an evaluator that has just started."""
     chosen = config(*overrides)
-    evaluator = make_evaluator(chosen, workload, "/cpu:0")
+    evaluator = make_evaluator(chosen.evaluate, workload, "/cpu:0")
     evaluator.connect("", None)
-    return CheckpointScorer(chosen, directory, workload, evaluator, status())
+    plan: Any = SimpleNamespace(tables=(), frozen=FrozenWeights())
+    rows = FittingRows(plan, workload, precision=chosen.train.precision.value, seed=chosen.seed)
+    return CheckpointScorer(chosen.evaluate, directory, evaluator, status(), rows)
 
 
 def status() -> TaskPage:
@@ -111,7 +113,7 @@ def test_every_checkpoint_gets_the_score_that_the_chief_would_give_it(directory,
     save(20, scale=2.0)
     save(10)
     score_all(new_scorer(directory, workload), directory)
-    evaluator = make_evaluator(config(), workload, "/cpu:0")
+    evaluator = make_evaluator(config().evaluate, workload, "/cpu:0")
     evaluator.connect("", None)
     for line, scale in zip(lines(directory), (1.0, 2.0), strict=True):
         values = {path: np.float32(value * scale) for path, value in replica.initial_values(workload.model).items()}

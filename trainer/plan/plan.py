@@ -121,6 +121,11 @@ class Plan:
         """Returns the tasks that train: all but the evaluators."""
         return tuple(task for task in self.tasks if task.job != "evaluator")
 
+    @property
+    def evaluating_task(self) -> Task:
+        """Returns the task that evaluates: the evaluator, or else the chief."""
+        return next((task for task in self.tasks if task.job == "evaluator"), self.workers[0])
+
     @cached_property
     def effective_strategy(self) -> Strategy:
         """Returns how gradients become updates; with a quorum of all replicas, backup is sync."""

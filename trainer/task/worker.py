@@ -94,7 +94,9 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
     engine = assembly.make_engine(workload, strategy)
     evaluator = None
     if task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
-        evaluator = make_evaluator(config, workload, compute_device(plan, task), assembly.make_tables(workload))
+        evaluator = make_evaluator(
+            config.evaluate, workload, compute_device(plan, task), assembly.make_tables(workload)
+        )
     if plan.has_shard_hosts:
         roll_call(spec, status, plan.hosts, until="is_ready")
         if not spec.shards:

@@ -74,11 +74,8 @@ def typed_keys() -> list[str]:
     return [word.partition("=")[0].lstrip("+") for word in typed()]
 
 
-def batch_size(section: EvaluateConfig) -> int | None:
-    """Returns the batch size that was typed, or None."""
-    return section.batch_size if "evaluate.batch_size" in typed_keys() else None
-
-
-def batches(section: EvaluateConfig) -> int | None:
-    """Returns the number of batches that was typed, or None."""
-    return section.steps if "evaluate.steps" in typed_keys() else None
+def typed_batches(section: EvaluateConfig) -> tuple[int | None, int | None]:
+    """Returns the size and the number of batches, each None unless it was typed."""
+    keys = typed_keys()
+    size = section.batch_size if "evaluate.batch_size" in keys else None
+    return size, section.steps if "evaluate.steps" in keys else None

@@ -37,9 +37,7 @@ def run(config: RunConfig, checkpoint: str, directory: RunDirectory, *, as_json:
         from trainer.task.evaluator import offline
 
         other = other_data(config, directory)
-        scores, examples = offline.evaluate(
-            directory, source, other, checkpoints.batch_size(config.evaluate), checkpoints.batches(config.evaluate)
-        )
+        scores, examples = offline.evaluate(directory, source, other, *checkpoints.typed_batches(config.evaluate))
     data = other.data.name if other else directory.read_config().data.name
     facts: dict[str, Any] = {"run": str(directory.path), "step": source.step, "checkpoint": str(source.path)}
     facts |= {"data": data, "examples": examples} | {f"eval_{name}": value for name, value in scores.items()}
@@ -53,9 +51,7 @@ def run(config: RunConfig, checkpoint: str, directory: RunDirectory, *, as_json:
 
 def gpus(directory: RunDirectory) -> tuple[int, ...]:
     """Returns the GPUs of the task that evaluates in the run."""
-    plan = directory.read_plan()
-    task = next((task for task in plan.tasks if task.job == "evaluator"), plan.task("worker", 0))
-    return tuple(task.gpus)
+    return directory.read_plan().evaluating_task.gpus
 
 
 def other_data(config: RunConfig, directory: RunDirectory) -> OtherData | None:

@@ -34,9 +34,7 @@ def run(config: RunConfig, options: ExportCommandConfig, directory: RunDirectory
         from trainer.task.evaluator import offline
 
         other = other_data(config, directory)
-        outputs = offline.predict(
-            directory, source, other, checkpoints.batch_size(config.evaluate), checkpoints.batches(config.evaluate)
-        )
+        outputs = offline.predict(directory, source, other, *checkpoints.typed_batches(config.evaluate))
         shapes = predictions.write(file, outputs)
     if as_json:
         print_json({"run": str(directory.path), "step": source.step, "file": str(file), "outputs": shapes})

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.schema import RunConfig
 from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults import failpoints
 from trainer.plan.layout import Parameter
-from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, resume, table_rows
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.journal import Adopt, Journal, Reload
@@ -61,7 +59,7 @@ def state_of(engine: Engine) -> StepResult:
 
 def _load(spec: TaskSpec, journal: Journal, engine: Engine, model: Any) -> Checkpoint | None:
     """Loads the state that the run (re)starts from; returns the checkpoint, if it comes from one."""
-    state, source = first_snapshot(spec.config, spec.plan, spec.directory, model)
+    state, source = _first_snapshot(spec, model)
     generation = spec.directory.next_generation()
     failpoints.reach("generation", state.step)
     path = str(source.path) if source else None
@@ -74,14 +72,13 @@ def _load(spec: TaskSpec, journal: Journal, engine: Engine, model: Any) -> Check
     return source
 
 
-def first_snapshot(
-    config: RunConfig, plan: Plan, directory: RunDirectory, model: Any
-) -> tuple[Snapshot, Checkpoint | None]:
+def _first_snapshot(spec: TaskSpec, model: Any) -> tuple[Snapshot, Checkpoint | None]:
     """Returns the state to start from, and the checkpoint that it comes from, if any.
 
     Raises:
         CheckpointError: if the checkpoint is damaged, beyond the run's last step, or of another model or optimizer.
     """
+    config, plan, directory = spec.config, spec.plan, spec.directory
     precision = config.train.precision.value
     parameters = build.parameters_of(model, precision, plan.frozen.paths)
     has_loaded = directory.has_loaded()

@@ -17,7 +17,7 @@ from trainer.observe.task_page import TaskPage, TaskState
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.beside import AbandonedError
-from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of, make_evaluator, tables_for
+from trainer.task.evaluator.score import CheckpointScorer, FittingRows, Identity, identity_of, make_evaluator
 from trainer.task.other_tasks import ChiefStatus, roll_call
 from trainer.task.runtime import TaskRuntime, collect_garbage_from_now_on
 from trainer.task.spec import TaskSpec
@@ -74,10 +74,10 @@ def _make_scorer(spec: TaskSpec, status: TaskPage) -> CheckpointScorer:
     workload = open_workload(config, plan, directory.frozen)
     directory.discard_described()
     device = "/gpu:0" if spec.task.gpus else "/cpu:0"
-    rows, tables = tables_for(plan, workload)
-    evaluator = make_evaluator(config, workload, device, tables)
+    rows = FittingRows(plan, workload, precision=config.train.precision.value, seed=config.seed)
+    evaluator = make_evaluator(config.evaluate, workload, device, rows.tables)
     evaluator.connect("", spec.session_config())
-    return CheckpointScorer(config, directory, workload, evaluator, status, frozen=plan.frozen.sha256, rows=rows)
+    return CheckpointScorer(config.evaluate, directory, evaluator, status, rows)
 
 
 def _meet(spec: TaskSpec, status: TaskPage) -> None:

@@ -9,12 +9,10 @@ import tensorflow as tf
 
 from trainer.config.schema import DataConfig, RunConfig
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.plan.plan import Plan, Task
-from trainer.storage import checkpoint, table_rows
+from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.run_directory import RunDirectory
-from trainer.task import table_files
-from trainer.task.evaluator.score import Evaluator, ModelCopy, expected_shapes, tables_for, without_slots
+from trainer.task.evaluator.score import Evaluator, FittingRows, ModelCopy
 from trainer.task.server import can_fuse, session_config
 from trainer.workload import labels, tracing
 from trainer.workload.build import open_data_set
@@ -31,11 +29,6 @@ class OtherData(NamedTuple):
 
     data: DataConfig
     user: str | None  # the file that defines its function
-
-
-def evaluator_of(plan: Plan) -> Task:
-    """Returns the task whose threads and devices the run's own evaluations use."""
-    return next((task for task in plan.tasks if task.job == "evaluator"), plan.task("worker", 0))
 
 
 def evaluate(
@@ -110,15 +103,13 @@ class _Opened:
         config, plan = directory.read_config(), directory.read_plan()
         if config.device.deterministic:
             tf.config.experimental.enable_op_determinism()
-        task = evaluator_of(plan)
+        task = plan.evaluating_task
         self._session_config = session_config(task, peers=[], fuses=can_fuse(config.train))
         # The first session decides the size of this process's thread pools.
         self._devices = tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config)
         workload = open_workload(config, plan, directory.frozen, trains=other is None)
-        checkpoint.check_fits(without_slots(source), expected_shapes(config, workload), frozen=plan.frozen.sha256)
-        rows, tables = tables_for(plan, workload)
-        table_rows.check_fits(source, [block.block for block in rows], None)
-        table_files.load_into(rows, source.path, seed=config.seed)
+        rows = FittingRows(plan, workload, precision=config.train.precision.value, seed=config.seed)
+        rows.load(source)
         self.class_names, self.spec = workload.data.class_names, workload.data.spec
         data = _opened_data(config, workload, other, steps, needs_labels=needs_labels)
         self.workload = workload._replace(data=data)
@@ -127,7 +118,11 @@ class _Opened:
         has_gpu = bool(task.gpus and tf.config.list_physical_devices("GPU"))
         # Without those of the run its data may have no end.
         steps = steps or (config.evaluate.steps if other is None else None)
-        self.options: dict[str, Any] = {"tables": tables, "steps": steps, "device": "/gpu:0" if has_gpu else "/cpu:0"}
+        self.options: dict[str, Any] = {
+            "tables": rows.tables,
+            "steps": steps,
+            "device": "/gpu:0" if has_gpu else "/cpu:0",
+        }
 
     def connect(self, copy: ModelCopy) -> None:
         """Gives a copy of the model its session."""

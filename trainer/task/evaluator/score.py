@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,17 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.config.schema import RunConfig
+from trainer.config.schema import EvaluateConfig
 from trainer.engine.frozen import Copy
 from trainer.engine.tables.mapping import private
-from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.tables.touches import Touches
 from trainer.engine.tables.worker import NO_TABLES, Tables, TableWorker
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.plan import Plan
 from trainer.plan.table_layout import TableLayout
-from trainer.plan.tables import blocks_of
+from trainer.plan.tables import Block, blocks_of
 from trainer.storage import checkpoint, evaluations, table_rows
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
@@ -133,10 +132,9 @@ class Evaluator(ModelCopy):
         return {"loss": float(losses / self.examples)} | self._metrics(sums)
 
 
-def make_evaluator(config: RunConfig, workload: Workload, device: str, tables: Tables = NO_TABLES) -> Evaluator:
+def make_evaluator(section: EvaluateConfig, workload: Workload, device: str, tables: Tables = NO_TABLES) -> Evaluator:
     """Returns the evaluator of a run's model on its data."""
-    batch_size, steps = config.evaluate.batch_size, config.evaluate.steps
-    return Evaluator(workload, batch_size=batch_size, device=device, steps=steps, tables=tables)
+    return Evaluator(workload, batch_size=section.batch_size, device=device, steps=section.steps, tables=tables)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
@@ -144,31 +142,46 @@ def evaluated(snapshot: Snapshot) -> dict[str, Any]:
     return snapshot.slots.get("ema") or snapshot.parameters
 
 
+class FittingRows:
+    """The rows of a run's tables in this process, with the values of a checkpoint that fits the run's model."""
+
+    def __init__(self, plan: Plan, workload: Workload, *, precision: str, seed: int) -> None:
+        """Makes the memory; `tables` reads it for an evaluator."""
+        self._rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
+        self.tables = TableWorker(self._rows, Touches(self._blocks, partial(lookups_of, workload.objective)))
+        parameters = parameters_of(workload.model, precision, workload.objective.frozen)
+        self._expected, self._frozen, self._seed = checkpoint.shapes_of(parameters, []), plan.frozen.sha256, seed
+
+    @property
+    def _blocks(self) -> list[Block]:
+        return [memory.block for memory in self._rows]
+
+    def load(self, source: Checkpoint) -> None:
+        """Gives the rows the values of a checkpoint.
+
+        Raises:
+            CheckpointError: if it is of another model; slots of the optimizer do not count.
+        """
+        tensors = {name: shape for name, shape in source.tensors.items() if not name.startswith("slots/")}
+        checkpoint.check_fits(replace(source, tensors=tensors), self._expected, frozen=self._frozen)
+        table_rows.check_fits(source, self._blocks, None)
+        table_files.load_into(self._rows, source.path, seed=self._seed)
+
+
 class CheckpointScorer:
     """Scores checkpoints, records the scores, and keeps the best checkpoint."""
 
     def __init__(
         self,
-        config: RunConfig,
+        section: EvaluateConfig,
         directory: RunDirectory,
-        workload: Workload,
         evaluator: Evaluator,
         status: TaskPage,
-        *,
-        frozen: str = "",
-        rows: Sequence[BlockMemory] = (),
+        rows: FittingRows,
     ) -> None:
-        """Opens nothing yet: the files of an earlier run may have to be moved away first.
-
-        Args:
-            frozen: digest of what training never changes.
-            rows: of tables, where the evaluator reads them.
-        """
-        self._rows, self._seed = rows, config.seed
+        """Opens nothing yet: the files of an earlier run may have to be moved away first."""
         self._directory, self._evaluator, self._status = directory, evaluator, status
-        self._evaluate = config.evaluate
-        self._expected = expected_shapes(config, workload)
-        self._frozen = frozen
+        self._evaluate, self._rows = section, rows
         self._scored: set[int] | None = None  # steps
         self._damaged: set[Identity | None] = set()
         self._best: Evaluation | None = None
@@ -204,9 +217,7 @@ class CheckpointScorer:
             _log.warning("skipping a damaged checkpoint: %s: %s", error.path, error.problem)
             self._damaged.add(identity)
             return
-        checkpoint.check_fits(without_slots(source), self._expected, frozen=self._frozen)
-        table_rows.check_fits(source, [block.block for block in self._rows], None)
-        table_files.load_into(self._rows, path, seed=self._seed)
+        self._rows.load(source)
         scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors), self._goes_on)
         evaluation = Evaluation(source.step, scores, round(time.monotonic() - began, 3))
         is_best = evaluations.is_better(evaluation, self._best, self._evaluate)
@@ -255,26 +266,6 @@ class CheckpointScorer:
         self._lines.write(step, {**evaluation.scores, "seconds": evaluation.seconds})
         self._scored.add(step)
         self._status.step, self._status.loss = step, evaluation.scores["loss"]
-
-
-def expected_shapes(config: RunConfig, workload: Workload) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a model's tensors in a checkpoint, without slots."""
-    return {
-        f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
-        for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
-    }
-
-
-def tables_for(plan: Plan, workload: Workload) -> tuple[list[BlockMemory], TableWorker]:
-    """Returns memory for the rows of all tables in this process, and its reader for an evaluator."""
-    rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
-    touches = Touches([block.block for block in rows], partial(lookups_of, workload.objective))
-    return rows, TableWorker(rows, touches)
-
-
-def without_slots(source: Checkpoint) -> Checkpoint:
-    """Returns the part of a checkpoint that its score depends on."""
-    return replace(source, tensors={n: shape for n, shape in source.tensors.items() if not n.startswith("slots/")})
 
 
 def identity_of(path: Path) -> Identity | None:
