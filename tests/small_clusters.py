@@ -40,11 +40,10 @@ from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
-from trainer.launch.processes.memory_file import lay_out
 from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
-from trainer.plan.shared_memory import tables_offset
+from trainer.plan.shared_memory import lay_out, tables_offset
 from trainer.plan.strategy import STRATEGIES
 from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import Table, blocks_of

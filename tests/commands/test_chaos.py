@@ -442,9 +442,7 @@ class Cluster:
     def shown_to(self, injector: FaultInjector, *, after: float = 1.0) -> None:
         self.now += after
         pages = {name: dataclasses.replace(page) for name, page in self.pages.items()}
-        injector.act(
-            RunView(self.now, pages, dict(self.pids), dict(self.lives), lambda *sent: self.signals.append(sent))
-        )
+        injector.act(RunView(self.now, pages, dict(self.pids), lambda *sent: self.signals.append(sent)))
 
 
 def injector_of(text: str) -> FaultInjector:
@@ -597,14 +595,14 @@ def test_a_run_whose_last_steps_were_not_seen_has_recovered_at_its_end(cluster: 
 def test_an_injector_sets_failpoints_until_they_have_been_reached(cluster: Cluster, links: Links):
     injector = injector_of("kill worker:1 in push @40; kill worker:1 in push @80; kill chief in rename @20")
     injector.begin(plan_of())
-    assert injector.environment("worker:1", 0) == {"TRAINER_FAILPOINT": "push:kill@40;push:kill@80"}
-    assert injector.environment("worker:2", 0) == {}
+    assert injector.environment("worker:1") == {"TRAINER_FAILPOINT": "push:kill@40;push:kill@80"}
+    assert injector.environment("worker:2") == {}
     cluster.step(38)
     cluster.shown_to(injector)
     cluster.end("worker:1")
     cluster.shown_to(injector)
-    assert injector.environment("worker:1", 1) == {"TRAINER_FAILPOINT": "push:kill@80"}
-    assert injector.environment("worker:0", 1) == {"TRAINER_FAILPOINT": "rename:kill@20"}
+    assert injector.environment("worker:1") == {"TRAINER_FAILPOINT": "push:kill@80"}
+    assert injector.environment("worker:0") == {"TRAINER_FAILPOINT": "rename:kill@20"}
     assert [str(m.fault) for m in injector.recoveries()] == ["kill worker:1 in push @40"]
     injector.end()
 
@@ -616,7 +614,7 @@ def test_an_exit_explained_by_another_fault_is_not_counted_for_a_failpoint(clust
     cluster.shown_to(injector)
     cluster.end(*CLUSTER.tasks)
     cluster.shown_to(injector)
-    assert injector.environment("worker:1", 1) == {"TRAINER_FAILPOINT": "push:kill@80"}
+    assert injector.environment("worker:1") == {"TRAINER_FAILPOINT": "push:kill@80"}
     injector.end()
 
 
@@ -627,7 +625,7 @@ def test_a_cut_link_heals_and_the_run_has_recovered_with_the_next_step(cluster: 
     injector.begin(plan_of(task_at("ps:0", port), task_at("worker:1", 2)))
     set_conditions = []
     monkeypatch.setattr(Links, "set", lambda self, *given: set_conditions.append(given))
-    assert list(json.loads(injector.environment("worker:1", 0)["TRAINER_LINKS"])) == ["ps:0"]
+    assert list(json.loads(injector.environment("worker:1")["TRAINER_LINKS"])) == ["ps:0"]
     cluster.step(40)
     cluster.shown_to(injector)
     cluster.step(41)
@@ -684,7 +682,7 @@ def samples(
     for second in range(seconds):
         cluster.pages["worker:1"].memory_bytes = int(memory(second) * 2**20)
         cluster.now += 1
-        resources.poll(RunView(cluster.now, cluster.pages, cluster.pids, cluster.lives, lambda *sent: None))
+        resources.poll(RunView(cluster.now, cluster.pages, cluster.pids, lambda *sent: None))
     return resources.growth()
 
 

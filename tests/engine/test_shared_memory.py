@@ -15,10 +15,9 @@ from small_clusters import STEPS, Cluster, digest, plain, to_the_end, unbroken, 
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import MemoryWire
-from trainer.launch.processes.memory_file import lay_out
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
-from trainer.plan.shared_memory import PAGE, nbytes, places, tables_offset
+from trainer.plan.shared_memory import PAGE, lay_out, nbytes, places, tables_offset
 from trainer.plan.strategy import STRATEGIES
 
 PARAMETERS = [Parameter("a", (5, 700), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]

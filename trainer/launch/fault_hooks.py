@@ -15,7 +15,6 @@ class RunView:
     now: float  # seconds, of the monotonic clock
     pages: Mapping[str, TaskPage]  # last status page by task, of its current attempt
     pids: Mapping[str, int]  # of the tasks that are alive
-    attempts: Mapping[str, int]  # number of each task's current attempt; 0: the first
     signal: Callable[[str, int], None]  # sends a signal to a task
 
 
@@ -25,8 +24,8 @@ class FaultHooks(Protocol):
     def begin(self, plan: Plan) -> None:
         """Called when the ports are known, before any task starts."""
 
-    def environment(self, task: str, attempt: int) -> Mapping[str, str]:
-        """Variables for an attempt of a task, besides the task's own."""
+    def environment(self, task: str) -> Mapping[str, str]:
+        """Variables for the next attempt of a task, besides the task's own."""
 
     def act(self, view: RunView) -> None:
         """Called every few moments."""

@@ -110,7 +110,7 @@ class Supervisor:
         return min([FAULTS_POLL_SECS if self._faults else POLL_SECS, *(secs for secs in pauses if secs > 0)])
 
     def _start(self, name: str, number: int) -> None:
-        self.attempts.start(name, number, self._faults.environment(name, number) if self._faults else {})
+        self.attempts.start(name, number, self._faults.environment(name) if self._faults else {})
 
     def _handle_failures(self) -> Failure | None:
         """Has failed tasks restarted; returns the failure that ends the run, if one does."""
@@ -229,6 +229,5 @@ class Supervisor:
             now=time.monotonic(),
             pages={name: attempt.page for name, attempt in alive.items() if attempt.page},
             pids={name: attempt.pid for name, attempt in alive.items() if attempt.pid},
-            attempts={name: attempt.number for name, attempt in self.attempts.current.items()},
             signal=self.attempts.signal,
         )

@@ -8,9 +8,11 @@ No TensorFlow here: the launcher makes the file. Its memory is given back when t
 however that ends.
 """
 
+import os
 import resource
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from trainer.config.schema import Launch, RunConfig, Wire
 from trainer.config.typed import Mode
@@ -19,7 +21,7 @@ from trainer.plan import addresses
 from trainer.plan.devices import ON_HOSTS
 from trainer.plan.layout import Shard
 from trainer.plan.strategy import Strategy, strategy_of
-from trainer.plan.table_layout import PAGE
+from trainer.plan.table_layout import NO_TABLES, PAGE, TableLayout
 
 SENT_BELOW_NBYTES = 2**18  # if every vector is smaller: a message with it takes less time than finding it
 
@@ -88,3 +90,16 @@ def nbytes(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
 def tables_offset(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
     """Returns the first byte of the memory of tables, which lies behind all places."""
     return -(-nbytes(shards, strategy, workers) // PAGE) * PAGE
+
+
+@contextmanager
+def lay_out(
+    file: int, shards: Sequence[Shard], strategy: Strategy, workers: int, tables: TableLayout = NO_TABLES
+) -> Iterator[str]:
+    """Gives an open memory file the size of all `places` and tables; yields its path here."""
+    sizes = shards, strategy, workers
+    os.truncate(file, tables_offset(*sizes) + tables.shared_nbytes(waits_for_all=strategy.waits_for_all))
+    try:
+        yield f"/proc/self/fd/{file}"
+    finally:
+        os.truncate(file, 0)

@@ -119,7 +119,7 @@ class FaultInjector:
     def begin(self, plan: Plan) -> None:
         self._links = Links(plan, self._wanted_links, network_of=self._network_of)
 
-    def environment(self, task: str, attempt: int) -> Mapping[str, str]:
+    def environment(self, task: str) -> Mapping[str, str]:
         points = ";".join(f"{fault.place}:kill@{fault.step}" for fault in self._armed if task in fault.tasks)
         return self._links.environment(task) | ({"TRAINER_FAILPOINT": points} if points else {})
 

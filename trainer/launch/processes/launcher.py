@@ -8,7 +8,6 @@ from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.processes import isolation
-from trainer.launch.processes.memory_file import lay_out
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.launch.run import supervise
@@ -18,6 +17,7 @@ from trainer.plan import addresses
 from trainer.plan.devices import THIS_HOST
 from trainer.plan.make import ANY_PORT
 from trainer.plan.plan import Plan, Task
+from trainer.plan.shared_memory import lay_out
 from trainer.storage import cache
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory
