@@ -140,11 +140,11 @@ def page(where: str, shares: Sequence[WaitShare], left_out: Sequence[str]) -> st
         f"{where}. One process, {BATCH} examples a step; waits are medians of looks at 20 steps each, with the lowest "
         "and the highest share. For data: what is waited beyond the first row, where nothing has to be made.",
         "",
-        "| data set | model | ms a step | ms waited | lowest to highest | for data |",
+        "| data set | model | ms per step | ms waited | lowest to highest | for data |",
         "|---|---|---|---|---|---|",
         *(line(share, least) for share in shares),
         "",
-        f"At least {WISHED:.0%} of a step, which is more than wished: {', '.join(above)}."
+        f"At least {WISHED:.0%} of a step, which misses the target: {', '.join(above)}."
         if above
         else f"All are below {WISHED:.0%}, as wished.",
         *left_out,

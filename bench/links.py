@@ -68,7 +68,7 @@ def main() -> int:
     missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
     if os.geteuid() != 0 or missing:
         needs = f"{' and '.join(missing)} (packages iproute2, util-linux)" if missing else "root"
-        print(f"bench-links makes network namespaces, and that needs {needs}", file=sys.stderr)
+        print(f"bench-links makes network namespaces, which needs {needs}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     facts = of_machine()
@@ -258,7 +258,7 @@ def page(results: dict[str, Any]) -> str:
         "carries so much each way. At least: what the bytes of the fullest link take, if parameters and gradients "
         "travel at the same time.",
         "",
-        "| link | cluster | wire | ms a step | at least |",
+        "| link | cluster | wire | ms per step | at least |",
         "|---|---|---|---|---|",
         *map(line, results["rows"]),
         *(["", *results["left_out"]] if results["left_out"] else []),

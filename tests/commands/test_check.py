@@ -226,7 +226,7 @@ def test_a_killed_launcher_leaves_no_task_behind():
 def test_a_run_that_was_stopped_may_end_with_143():
     events = [*map(start, WORKERS), ended("worker:0"), ended("worker:1", 143)]
     assert attempts(*events, good=(0, 143)) == []
-    assert attempts(*events) == ["worker:1 ended with code 143"]
+    assert attempts(*events) == ["worker:1 exited with code 143"]
 
 
 def test_two_processes_of_one_task_are_a_problem(snapshot):
@@ -254,7 +254,7 @@ def test_only_the_last_exit_code_must_be_good():
         start("worker:1", 1),
         ended("worker:1", 70),
     ]
-    assert attempts(*events) == ["worker:1 ended with code 70"]
+    assert attempts(*events) == ["worker:1 exited with code 70"]
 
 
 # ---- a run directory
@@ -321,8 +321,8 @@ def test_a_complete_run_passes_and_every_damage_is_reported(finish: Callable[...
     for problem in (
         "no line for step 8",
         "update 8 of generation 1 had no gradient of replica 1",
-        "ps:1 ended at step 24, the run at step 25",
-        "worker:1 ended with code 70",
+        "ps:1 ended at step 24, but the run at 25",
+        "worker:1 exited with code 70",
         f"of {journal}/worker-0.jsonl is not a JSON object",
         f"{checkpoints}/.000000025.tmp-1 is not a checkpoint",
         f"{checkpoints}/000000020: tensors.npz has 0 bytes",

@@ -1,6 +1,6 @@
-"""What each mode does with a config: it takes the parts it needs and calls its command.
+"""Maps each mode to a function that passes the parts of the config that its command needs.
 
-Each function imports its own command, so that `trainer runs` waits for no library of the others.
+Each function imports its own command, so that `trainer runs` does not wait for the libraries of the others.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ COMPOSE_PROJECT, COMPOSE_FOLDER = "com.docker.compose.project", "com.docker.comp
 
 
 def run() -> int:
-    """Removes what it may and prints a line for each run; returns 0."""
+    """Removes what no launcher uses and prints a line for each run; returns 0."""
     ended = [one.pid for one in warm.find() if warm.end(one)]
     if ended:
         print(f"ended: warm process {', '.join(map(str, ended))}")

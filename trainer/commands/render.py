@@ -1,4 +1,4 @@
-"""trainer render: writes the files from which Docker Compose starts a run, or prints them."""
+"""trainer render: writes or prints the files from which Docker Compose starts a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ UP = "docker compose -f {} up --abort-on-container-failure"
 
 
 def run(config: RunConfig, target: Target, kubernetes: KubernetesConfig) -> int:
-    """Writes the run, or without run=PATH only prints its Compose file; other targets are printed; returns 0."""
+    """Writes the run into run=PATH, or prints its Compose file; always prints other targets; returns 0."""
     if target is not Target.compose:
         return show_for_scheduler(config, target, kubernetes)
     config, inputs = with_absolute_paths(config)
@@ -49,7 +49,7 @@ def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[st
 
 
 def show_for_scheduler(config: RunConfig, target: Target, kubernetes: KubernetesConfig) -> int:
-    """Prints the run as a scheduler takes it; returns 0."""
+    """Prints the objects of a run for a scheduler; returns 0."""
     with description_folder() as described:
         config, plan = make(config, described, mode=Mode.render)
     run = scheduled.describe(config, plan, typed())
@@ -70,7 +70,7 @@ def write(
     """Writes config, plan and Compose file into the run directory, and says how to start it; returns 0.
 
     Raises:
-        RunInUseError: if the run goes on there.
+        RunInUseError: if a run uses that directory.
     """
     path = str(directory.path)
     specs = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)

@@ -1,4 +1,4 @@
-"""trainer schema: prints the JSON schema of the config, for editors of its YAML files."""
+"""trainer schema: prints the JSON schema of the config, for editors that check YAML files."""
 
 from trainer.config import json_schema
 from trainer.faults import exit_codes

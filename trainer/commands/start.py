@@ -19,13 +19,13 @@ PREFIXES_WITHOUT_LOCAL_TASKS = ("-", "mode=", "launch=", "job=", "hydra.")
 
 @dataclass
 class Start:
-    """When a command was typed, and the nursery that was started for it."""
+    """The time at which a command was typed, and the nursery started for it."""
 
     at: float  # Unix time, seconds
     early: ProcessTasks | None = None
 
     def tasks(self, warm_minutes: float | None = 0.0) -> ProcessTasks:
-        """Returns the early nursery, else a new one; one that is to stay warm replaces one that is not.
+        """Returns the early nursery, or a new one; a nursery that shall stay warm replaces one that shall not.
 
         Args:
             warm_minutes: None: what the environment says.
@@ -65,7 +65,7 @@ def start_early(arguments: Sequence[str]) -> ProcessTasks | None:
 
 
 def _warm_minutes(arguments: Sequence[str]) -> float:
-    """Returns what the command line or the environment asks for, before the config is known; 0 if that is no number."""
+    """Returns warm_minutes from the command line or the environment, before the config is known; 0 if not a number."""
     typed = [argument.partition("=")[2] for argument in arguments if argument.startswith("launch.warm_minutes=")]
     with contextlib.suppress(ValueError):
         return float([os.environ.get(WARM_MINUTES, "0"), *typed][-1])
@@ -73,9 +73,9 @@ def _warm_minutes(arguments: Sequence[str]) -> float:
 
 
 def restart_as_task() -> None:
-    """Restarts this command in this process with the environment of a task, part of which Python reads at its start.
+    """Restarts this command in this process with the environment of a task, which Python partly reads at startup.
 
-    Does so only once. The user's code then sees the same set order here as in the tasks of a run.
+    It does so only once. The user's code then iterates over sets in the same order here as in the tasks of a run.
     """
     from trainer.plan.environment import HASH_SEED, for_tasks
 

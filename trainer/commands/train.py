@@ -89,7 +89,7 @@ def _submit(config: RunConfig, write_plan_to: str | None) -> int:
 
 
 def _run_task(config: RunConfig) -> NoReturn:
-    """Runs the task that the config, or TF_CONFIG, names as this process."""
+    """Runs in this process the task that the config, or TF_CONFIG, names."""
     assert config.job is not None
     assert config.task is not None
     require_tensorflow()

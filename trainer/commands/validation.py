@@ -1,4 +1,4 @@
-"""Completes and validates a config as its mode needs it."""
+"""Completes and validates a config for its mode."""
 
 import os
 
@@ -31,7 +31,7 @@ WITHOUT_A_CLUSTER = (  # the doctor reports a config's problems as findings
 
 
 def complete(typed: TypedConfig, config: RunConfig) -> tuple[RunConfig, list[Problem]]:
-    """Returns the config completed as the command needs it, and what is wrong with it beyond its single keys."""
+    """Returns the config completed for its command, and the problems beyond those of single keys."""
     mode = typed.mode
     if mode in OF_A_RUN:
         return config, _of_a_run(typed, config)

@@ -36,11 +36,11 @@ class Arguments:
     notes: tuple[str, ...] = ()  # what was typed but has no effect
 
     def parse(self) -> argparse.Namespace:
-        """Parses them with Hydra's own parser."""
+        """Parses overrides with Hydra's own parser."""
         return get_args_parser().parse_args(self.in_order())
 
     def in_order(self) -> list[str]:
-        """Returns all but the mistakes, overrides first, because Hydra's parser wants them together."""
+        """Returns everything but the mistakes; overrides come first, because Hydra's parser expects them together."""
         return [*self.overrides, *self.flags]
 
 
@@ -98,7 +98,7 @@ def _last(overrides: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
-    """The overrides with `mode=` for a first word that names one, and the problem of one that names none or another."""
+    """Returns the overrides with `mode=` for a leading command, and the problem of an unknown or contradicted one."""
     first, rest = next(iter(overrides), "="), overrides[1:]
     modes = list(Mode.__members__)
     if first in modes:
@@ -121,7 +121,7 @@ def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
 
 
 def _with_project(overrides: list[str]) -> list[str]:
-    """The word behind `init` is the folder of a project."""
+    """Takes the word behind `init` as the folder of a project."""
     if overrides[:1] == ["init"] and len(overrides) > 1 and "=" not in overrides[1]:
         return ["init", shell.override("project", overrides[1]), *overrides[2:]]
     return overrides

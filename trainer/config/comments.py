@@ -1,4 +1,4 @@
-"""Reads what the comments of the schema say about its keys and their values."""
+"""Reads the help texts of keys and values from the comments of the schema."""
 
 import ast
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ def _of_config() -> dict[str, dict[str, str]]:
 
 
 def comments_of(*modules: ModuleType) -> dict[str, dict[str, str]]:
-    """Returns the comment of each field and each value of modules' classes: behind it, or in the lines above it.
+    """Returns the comment on each field and value of the classes in modules: at the end of its line, or above it.
 
-    A class has the comments of the fields that it inherits.
+    A class also gets the comments on fields that it inherits.
     """
     found: dict[str, dict[str, str]] = {}
     for module in modules:

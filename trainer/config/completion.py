@@ -1,6 +1,6 @@
 """Completes a word of the command line: commands, groups, keys, and the values that a key can have.
 
-Hydra's script of the shell asks for it, `trainer -sc query=bash`; Hydra's own answer names a key's present value alone.
+Hydra's shell script asks for it with `trainer -sc query=bash`; Hydra's own answer offers only a key's present value.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def answer(shell: str) -> str:
 
 
 def candidates(line: str) -> list[str]:
-    """Returns what the last word of a command line can become; an empty one if the line ends with a space."""
+    """Returns the completions of the last word of a command line, which is empty if the line ends with a space."""
     _, *words = line.split() or [""]
     word = words.pop() if words and not line.endswith(" ") else ""
     if word.startswith("-"):
@@ -61,7 +61,7 @@ def _of_users_file(overrides: Sequence[str]) -> dict[str, user_file.Options]:
 
 
 def _keys(line: CommandLine, prefix: str) -> list[str]:
-    """Groups, keys with their `=` and sections with their dot, one level deeper than what is typed."""
+    """Returns groups, keys with `=` and sections with a dot, one level deeper than the typed word."""
     section = prefix.rpartition(".")[0]
     if section in ("model.options", "data.options"):
         return [f"{section}.{name}=" for name in _options(line, section.partition(".")[0])]
@@ -91,7 +91,7 @@ def _values(line: CommandLine, key: str, value: str) -> Sequence[str]:
 
 
 def _files(start: str) -> list[str]:
-    """Files and folders, these with a slash, whose path begins so."""
+    """Returns the files and folders (with a slash) whose paths begin with the typed word."""
     folder, begin = os.path.split(start)
     try:
         found = [path for path in Path(folder or ".").iterdir() if path.name.startswith(begin)]

@@ -36,7 +36,7 @@ from trainer.faults.problems import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Invocation:
-    """What one command was given."""
+    """The config and the choices that one command received."""
 
     typed: TypedConfig  # every key, as composed
     config: RunConfig  # of the run, completed
@@ -48,7 +48,7 @@ Several = Callable[[Sequence[Invocation]], int]  # runs all of them, and returns
 
 
 def as_composed(typed: TypedConfig, config: RunConfig) -> tuple[RunConfig, list[Problem]]:
-    """Returns a config as it is, for those who need no more than the checks of single keys."""
+    """Returns a config unchanged, for callers that only need the checks of single keys."""
     return config, []
 
 
@@ -82,7 +82,7 @@ def run(main: Callable[[Invocation], int], complete: Complete, *, several: Sever
     )
     try:
         if flags.experimental_rerun:
-            message, remedy = "reads a pickle, which can run any code", "give the overrides of that run again"
+            message, remedy = "reads a pickle, which can run any code", "type the overrides of that run again"
             raise ConfigError([Problem("--experimental-rerun", "unsafe", message, remedy, about="flag")])
         is_plain = not given.flags and not any("hydra" in text for text in line.overrides)
         runs = _checked(line, complete, _compose_one if is_plain else _compose_with_hydra, several=several)
@@ -139,7 +139,7 @@ def _checked(
     *,
     several: Several | None = None,
 ) -> list[Invocation]:
-    """Returns what each run was given.
+    """Returns the invocation of each run, checked.
 
     Raises:
         ConfigError: with every problem of them.
@@ -178,7 +178,7 @@ def _checked(
 
 
 def _are_trials(runs: Sequence[Invocation]) -> bool:
-    """Whether these are runs of a --multirun that are to train, below one directory if one is named."""
+    """Whether these are training runs of a --multirun, below one directory if `run` is set."""
     return (
         len(runs) > 1
         and all(invocation.typed.mode is Mode.train for invocation in runs)
@@ -199,7 +199,7 @@ def _without_code(line: CommandLine) -> CommandLine:
 
 
 def _user_functions(line: CommandLine) -> tuple[dict[str, user_file.Options], list[Problem]]:
-    """The functions of the file that `user=`, or else `user:` in a YAML file, names; or the problems with it."""
+    """Returns the functions of the file named by `user=`, or else by `user:` in a YAML file; or its problems."""
     typed = [text for text in line.overrides if text.lstrip("+").startswith("user=")]
     try:
         paths = [OverridesParser.create().parse_overrides(typed[-1:])[0].value()] if typed else sources.user_files(line)

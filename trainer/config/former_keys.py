@@ -1,4 +1,4 @@
-"""Keys that earlier versions had: their old configs are still read, and the command line says what has their place."""
+"""Former keys: configs of earlier versions are still read, and the command line names the key that replaced one."""
 
 import copy
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ FORMER: Mapping[str, str | None] = {  # by old key: the new one; none: nothing h
 
 
 def successor(key: str, value: Any) -> str | None:
-    """Returns the key or section that has the place of an old one; empty if nothing has, None if the key is not old.
+    """Returns the key or section that replaced a former one; empty if nothing did, None if the key is not a former one.
 
     Args:
         value: of the key; a mapping, if it is a section.
@@ -26,7 +26,7 @@ def successor(key: str, value: Any) -> str | None:
 
 
 def replaced(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the keys of a stored config, of an earlier version with those of this one, and its `RunConfig.given`."""
+    """Returns a stored config with its former keys replaced by those of this version, and its `RunConfig.given`."""
     config = copy.deepcopy(config)
     for old, new in FORMER.items():
         section, _, name = old.rpartition(".")

@@ -1,4 +1,4 @@
-"""Groups of parameters with a learning rate or a weight decay of their own, or frozen: `optimizer.groups`. Pure."""
+"""Groups of parameters that have their own learning rate or weight decay, or are frozen: `optimizer.groups`. Pure."""
 
 import difflib
 import math
@@ -16,7 +16,7 @@ EXAMPLE = "'optimizer.groups=[{match:\"*/bias\",weight_decay:0}]'"
 
 @dataclass(frozen=True)
 class PatternGroup:
-    """What the parameters that one of its patterns matches have of their own."""
+    """The settings of the parameters that match one of its patterns."""
 
     match: tuple[str, ...]  # patterns of parameter paths (fnmatch)
     learning_rate: float | None = None  # peak; the schedule scales it
@@ -28,7 +28,7 @@ class PatternGroup:
 
 
 class ParameterSettings(NamedTuple):
-    """What holds for one parameter."""
+    """The settings of one parameter."""
 
     learning_rate: float
     weight_decay: float
@@ -46,7 +46,7 @@ def groups_of(section: OptimizerConfig) -> list[PatternGroup]:
 
 
 def settings_of(section: OptimizerConfig, path: str) -> ParameterSettings:
-    """Each setting is that of the last group that matches and has it."""
+    """Returns each setting from the last matching group that has it."""
     own = ParameterSettings(section.learning_rate, section.weight_decay)
     for group in groups_of(section):
         if group.matches(path):
@@ -71,12 +71,12 @@ def freezing(section: OptimizerConfig) -> list[dict[str, Any]]:
 
 
 def is_frozen(path: str, freezing: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a parameter is frozen by groups as `freezing` gives them."""
+    """Whether a parameter is frozen by groups that `freezing` returned."""
     return settings_of(OptimizerConfig(groups=list(freezing)), path).is_frozen
 
 
 def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
-    """Yields what is wrong with the groups, but for patterns that match nothing: see `match_faults`."""
+    """Yields the problems of groups, except patterns that match nothing; see `match_faults`."""
     for index, given in enumerate(section.groups):
         key = f"{KEY}[{index}]"
         if not isinstance(given, Mapping) or not _patterns(given.get("match")):
@@ -100,7 +100,7 @@ def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
 
 
 def match_faults(section: OptimizerConfig, paths: Sequence[str]) -> Iterator[Problem]:
-    """Patterns that match none of the parameters."""
+    """Returns the patterns that match none of the parameters."""
     for index, group in enumerate(groups_of(section)):
         for pattern in group.match:
             if not any(fnmatchcase(path, pattern) for path in paths):
@@ -129,7 +129,7 @@ def _check(key: str, name: str, value: Any) -> Iterator[Problem]:
 
 
 def _patterns(match: Any) -> list[str]:
-    """One pattern or several; none, if it is neither."""
+    """Returns a list of one pattern or several; empty if the value is neither."""
     patterns = [match] if isinstance(match, str) else match
     is_valid = isinstance(patterns, list | tuple) and all(isinstance(one, str) and one for one in patterns)
     return list(patterns) if is_valid else []

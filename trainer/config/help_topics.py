@@ -1,4 +1,4 @@
-"""What `trainer help TOPIC` prints about a command, a section, a key, or a file of a group."""
+"""Prints the help of `trainer help TOPIC`: a command, a section, a key, or a file of a group."""
 
 import dataclasses
 import difflib
@@ -31,7 +31,7 @@ def show(topics: Sequence[str]) -> None:
 
 
 def _page(topic: str) -> list[Text | Table]:
-    """Returns the parts of what is printed about a topic."""
+    """Returns the parts of a topic's page."""
     kind, (group, _, name) = keys.hint(topic.split(".")), topic.partition("=")
     page: list[Text | Table] = []
     if topic in Mode.__members__:

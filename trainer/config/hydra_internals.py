@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf keep to themselves and is needed all the same, each with the reason."""
+"""The private parts of Hydra and OmegaConf that the trainer needs, each with the reason."""
 
 import copy
 from collections import defaultdict
@@ -33,7 +33,7 @@ def yaml_loader() -> Any:
 
 
 def copy_less() -> None:
-    """Makes configs copy in half the time, and Hydra copy no schemas, which it would do for each composition."""
+    """Halves the time to copy configs, and stops Hydra from copying the schema for each composition."""
     Metadata.__deepcopy__ = _copy_metadata  # type: ignore[attr-defined]
     ConfigStore.__deepcopy__ = lambda store, _memo: store  # type: ignore[attr-defined]
 

@@ -73,7 +73,7 @@ def _about(text: str) -> Schema:
 
 
 def _value(kind: Any, metadata: Mapping[str, Any] = types.MappingProxyType({})) -> Schema:
-    """Returns what a key of a type takes, with references."""
+    """Returns the schema of the values that a key of this type takes, with references."""
     if kind is Any:
         return {}
     parts = [part for part in (get_args(kind) if _is_union(kind) else (kind,)) if part is not type(None)]
@@ -126,7 +126,7 @@ def _groups() -> dict[str, list[str]]:
 
 
 def _defaults() -> Schema:
-    """Hydra's list of the files that a file builds on: names, or choices of groups."""
+    """Returns the schema of a defaults list, the files that a file builds on: names, or choices of groups."""
     choices = dict(_choices())
     of_group = {"type": "object", "properties": choices, "additionalProperties": False, "maxProperties": 1}
     others = {rf"^(optional |override )*/?({'|'.join(_groups())}|hydra/\w+)(@[\w.]+)?$": _choice([])}
@@ -144,6 +144,6 @@ def _choices() -> Iterator[tuple[str, Schema]]:
 
 
 def _choice(options: list[str]) -> Schema:
-    """Returns a choice of a group: a shipped one, or a file or function of the user's."""
+    """Returns the schema of a choice of a group: a shipped file, or a file or function of the user."""
     shipped = [{"enum": options}] if options else []
     return {"anyOf": [*shipped, {"type": ["string", "null"]}, {"type": "array", "items": {"type": "string"}}]}

@@ -1,4 +1,4 @@
-"""Looks up keys in the schema: their types in words, and the key nearest to a misspelt one."""
+"""Looks up keys in the schema: their types in words, and the nearest key to a misspelt one."""
 
 import copy
 import dataclasses
@@ -58,7 +58,7 @@ EXAMPLES = {  # where the default shows no value
 
 
 def schema() -> DictConfig:
-    """Returns the typed, empty config; mappings except options take new keys without Hydra's `+`, sections do not."""
+    """Returns the typed, empty config; mappings except options accept new keys without Hydra's `+`, sections do not."""
     return copy.deepcopy(_schema())  # a fifth of the time that making one takes
 
 
@@ -93,7 +93,7 @@ def hint(path: Sequence[str]) -> Any:
 
 @cache
 def declared() -> tuple[str, ...]:
-    """Returns every key and section, dotted, and the group `experiment`, which sets keys of others."""
+    """Returns every key and section, dotted, and the group `experiment`, which sets keys of other sections."""
     return (*_names(TypedConfig, ""), "experiment")
 
 
@@ -108,7 +108,7 @@ def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...]
 
 
 def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem | None:
-    """Returns the problem of a value that `where`, an override or a file, gives a key; `schema` takes a valid value."""
+    """Returns the problem of a value that an override or a file (`where`) sets; a valid value goes into `schema`."""
     kind = hint(path)
     if kind is None:
         if hint(".".join(path).split(".")) is not None:  # a file says train.steps: 5
@@ -133,7 +133,7 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
 
 
 def _nested(path: Sequence[str], value: Any) -> str:
-    """Returns a key as it is written in a file: train: {steps: 5}."""
+    """Returns a key as a file writes it: train: {steps: 5}."""
     first, *rest = ".".join(path).split(".")
     return f"{first}: {{{_nested(rest, value)}}}" if rest else f"{first}: {shown(value)}"
 
@@ -175,7 +175,7 @@ def meant(key: str, value: Any) -> str | None:
 
 
 def typed(key: str, value: Any) -> str:
-    """Returns an assignment to a known key, of the value given to a misspelt one if this key can hold it."""
+    """Returns an assignment to a known key, with the value of the misspelt one if the known key can hold it."""
     kind = hint(key.split("."))
     is_choice = kind is None or dataclasses.is_dataclass(kind)
     holds_it = is_choice or not fault("", tuple(key.split(".")), value, schema())
@@ -183,7 +183,7 @@ def typed(key: str, value: Any) -> str:
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """Returns the key that was probably meant, by initials, name or one of its words, here or elsewhere."""
+    """Returns the key that was probably meant, by initials, name or one of its words, in this section or another."""
     known = list(known)
     section, _, name = key.rpartition(".")
     by_name: dict[str, list[str]] = {}
@@ -203,7 +203,7 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 
 def _short(key: str) -> list[str]:
-    """Short forms of a key of several words: lr, learning and rate for optimizer.learning_rate."""
+    """Returns short forms of a key of several words: lr, learning and rate for optimizer.learning_rate."""
     words = key.rpartition(".")[2].split("_")
     return ["".join(word[:1] for word in words), *words] if len(words) > 1 else []
 
@@ -238,7 +238,7 @@ def describe(kind: Any) -> str:
 
 
 def example(key: str) -> str:
-    """Returns an assignment that can be typed, with the key's default or else a value of its type."""
+    """Returns an assignment to type, with the key's default or else a value of its type."""
     kind = hint(key.split("."))
     if dataclasses.is_dataclass(kind) and key not in EXAMPLES:
         return example(f"{key}.{dataclasses.fields(kind)[0].name}")

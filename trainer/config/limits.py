@@ -12,13 +12,13 @@ IS_BROKEN = {"at_least": operator.lt, "above": operator.le, "at_most": operator.
 
 
 def limits(**bounds: float) -> dict[str, Any]:
-    """Metadata of a numeric key: its closed or open bounds, by the names of IS_BROKEN."""
+    """Returns metadata for a numeric key: its closed or open bounds, by the names of IS_BROKEN."""
     assert bounds.keys() <= IS_BROKEN.keys(), bounds
     return dict(bounds)
 
 
 def read_by(*names: str) -> dict[str, Any]:
-    """Metadata of a key that only sections with these names use."""
+    """Returns metadata for a key that is used only if the section's `name` is one of these."""
     return {"read_by": names}
 
 

@@ -1,4 +1,4 @@
-"""What commands print: pages as wide as the terminal, or as given where there is none, and JSON for programs."""
+"""Prints the output of commands: pages as wide as the terminal, if there is one, and JSON for programs."""
 
 import json
 import math
@@ -11,7 +11,7 @@ PIPE_COLUMNS = 140  # width where there is no terminal
 
 
 class Output(Console):
-    """A rich console that leaves a broken pipe to the command line, which ends as other programs do."""
+    """A rich console that leaves a broken pipe to the command line, which then ends as other programs do."""
 
     def __init__(self, pipe_columns: int = PIPE_COLUMNS) -> None:
         super().__init__(highlight=False)

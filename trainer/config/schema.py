@@ -158,7 +158,7 @@ class ClusterConfig:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is one process: no other task, and no server."""
+        """Whether the cluster is one process, without other tasks or a server."""
         return self.name == "local"
 
 
@@ -283,11 +283,11 @@ class OptimizerConfig:
 
     @property
     def measures_parameters(self) -> bool:
-        """Whether an update depends on norms of whole parameters, which are then never cut into parts."""
+        """Whether an update depends on norms of whole parameters, which are then never split into parts."""
         return self.name in (OptimizerName.adafactor, OptimizerName.lamb)
 
     def describe(self) -> str:
-        """Its name, its learning rate, and what differs from the defaults."""
+        """Describes the optimizer: its name, its learning rate, and what differs from the defaults."""
         texts = [self.name.value, f"learning rate {self.learning_rate:g}"]
         if self.schedule.name is not ScheduleName.constant:
             texts.append(f"{self.schedule.name.value} schedule")
@@ -299,24 +299,24 @@ class OptimizerConfig:
         return ", ".join(texts)
 
     def of_rows(self) -> "OptimizerConfig":
-        """The optimizer of the rows of sparse layers; of rowwise_adagrad as adagrad, which `row_slots` tells apart."""
+        """Returns the optimizer of sparse rows; adagrad for rowwise_adagrad, which differs in `row_slots`."""
         rule, rate = self.sparse.name, self.sparse.learning_rate or self.learning_rate
         name = {RowRule.same: self.name, RowRule.rowwise_adagrad: OptimizerName.adagrad}.get(rule)
         return replace(self, name=name or OptimizerName(rule.value), learning_rate=rate)
 
     def row_slots(self) -> dict[str, float]:
-        """Returns what is kept beside each row, with the value that it starts from; ROW_ACCUMULATOR is one number."""
+        """Returns the slots of each row with their initial values; ROW_ACCUMULATOR is a single number."""
         if self.sparse.name is RowRule.rowwise_adagrad:
             return {ROW_ACCUMULATOR: self.initial_accumulator}
         return self.of_rows().slots()
 
     @property
     def varies_rate(self) -> bool:
-        """Whether the learning rate changes while it trains."""
+        """Whether the learning rate changes during training."""
         return self.schedule.name is not ScheduleName.constant or self.plateau.patience is not None
 
     def slots(self) -> dict[str, float]:
-        """Returns the vectors kept beside the parameters, in a fixed order, with the value that each starts from."""
+        """Returns the vectors kept beside the parameters, in a fixed order, with their initial values."""
         kept = {
             OptimizerName.sgd: {"momentum": self.momentum > 0},
             OptimizerName.adam: {"momentum": True, "velocity": True},

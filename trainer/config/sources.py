@@ -54,7 +54,7 @@ _loaded: ContextVar[dict[_Key, ConfigResult | None] | None] = ContextVar("loaded
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the user typed, as far as it chooses the config."""
+    """The part of the command line that chooses the config."""
 
     overrides: tuple[str, ...]
     config_dir: str | None = None
@@ -64,7 +64,7 @@ class CommandLine:
 
 
 def conf_dir() -> Path:
-    """Returns the shipped YAML files: inside the package when installed, beside it in the repository."""
+    """Returns the folder of the shipped YAML files: inside the package when installed, beside it in the repository."""
     package = Path(__file__).resolve().parent.parent
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
@@ -81,7 +81,7 @@ def user_functions(options: Mapping[str, user_file.Options]) -> Iterator[None]:
 
 @contextmanager
 def loaded_once() -> Iterator[None]:
-    """Loads every config at most once: explaining a bad config composes many, and locating a value reads all files."""
+    """Caches loaded configs: explaining a bad config composes many, and locating a value reads all files."""
     token = _loaded.set({}) if _loaded.get() is None else None
     try:
         yield
@@ -91,7 +91,7 @@ def loaded_once() -> Iterator[None]:
 
 
 class Repository(ConfigRepository):
-    """Hydra's repository, within `loaded_once`."""
+    """Hydra's config repository, with the cache of `loaded_once`."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """Returns a config that may be changed."""
@@ -104,7 +104,7 @@ class Repository(ConfigRepository):
 
 
 class CheckedFiles(FileConfigSource):
-    """YAML files that are refused before OmegaConf builds anything from them; `..` leads to none."""
+    """YAML files, checked before OmegaConf builds anything from them; paths with `..` are not found."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
@@ -190,10 +190,10 @@ class Generated(ConfigSource):
 
 
 class SourceOrder(SearchPathPlugin):
-    """Puts files named by their path before all others, and generated configs behind all files.
+    """Searches files named by their path before all others, and generated configs after all files.
 
-    Hydra inserts --config-dir in front of the first element of the provider `schema`; with another provider's name
-    a file of the user's would come behind the generated config, and lose.
+    Hydra inserts --config-dir in front of the first provider `schema`; with another provider's name
+    a file of the user would come after the generated config, and be ignored.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
@@ -203,7 +203,7 @@ class SourceOrder(SearchPathPlugin):
 
 @cache
 def register() -> None:
-    """Makes known to Hydra what conf/config.yaml refers to, and the sources above."""
+    """Registers with Hydra what conf/config.yaml refers to, and the sources above."""
     hydra.version.setbase("1.3")
     setup_globals()
     ConfigStore.instance().store(name="run_schema", node=keys.schema())
@@ -217,7 +217,7 @@ def register() -> None:
 
 
 def loader(line: CommandLine) -> ConfigLoaderImpl:
-    """Hydra's loader with the search path that `@hydra.main` would give it."""
+    """Returns Hydra's loader, with the search path that `@hydra.main` would use."""
     register()
     search_path = create_config_search_path(str(conf_dir()))
     if line.config_dir is not None:
@@ -229,7 +229,7 @@ def loader(line: CommandLine) -> ConfigLoaderImpl:
 
 
 def compose(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, dict[str, Any]]:
-    """Returns the config of one run as Hydra composes it, and the choice made in each group."""
+    """Returns the config of one run, composed by Hydra, and the choice in each group."""
     config = loader(line).load_configuration(line.config_name, list(overrides), RunMode.RUN)
     HydraConfig.instance().set_config(config)
     choices = dict(config.hydra.runtime.choices)
@@ -240,7 +240,7 @@ def compose(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, di
 
 
 def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
-    """Returns what the chosen file of a group says, with the files it builds on."""
+    """Returns the content of the chosen file of a group, with the files that it builds on."""
     loaded = loader(line).repository.load_config(f"{group}/{choice}") if isinstance(choice, str) else None
     if loaded is not None and not loaded.defaults_list:
         config: Any = loaded.config
@@ -254,7 +254,7 @@ def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
 
 
 def user_files(line: CommandLine) -> list[str]:
-    """Returns what `user:` names in the main config and in each experiment that was typed."""
+    """Returns the files that `user:` names in the main config and in each experiment that was typed."""
     chosen = [EXPERIMENT + name for text in line.overrides for name in _experiments(text)]
     repository, paths = loader(line).repository, list[str]()
     for name in (line.config_name, *chosen):
@@ -285,7 +285,7 @@ def file_of(result: ConfigResult, config_path: str) -> Path | None:
 
 
 def _with_user_file_beside(result: ConfigResult, path: Path) -> ConfigResult:
-    """Takes a relative `user:` from the folder of its YAML file, if it is there; else from the working directory."""
+    """Resolves a relative `user:` against the folder of its YAML file, or else against the working directory."""
     config = result.config
     if isinstance(config, DictConfig) and not OmegaConf.is_interpolation(config, "user"):
         user = config.get("user")

@@ -155,7 +155,7 @@ class ReportCommandConfig(ReportConfig):
 
 @dataclass(frozen=True)
 class TypedConfig(RunKeys):
-    """The whole config of a command."""
+    """The config of a command: all keys of a run, and those of commands."""
 
     mode: Mode = Mode.train  # the command, which is typed as the first word: trainer plan
     target: Target = Target.compose

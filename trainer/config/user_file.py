@@ -1,4 +1,4 @@
-"""Models and data sets of your own: the functions of one Python file, named by `user=my_models.py`.
+"""Reads the user's models and data sets: the functions of the Python file that `user=my_models.py` names.
 
 The command line only reads the file (`functions`); tasks import it (`load`).
 """
@@ -31,7 +31,7 @@ Options = dict[str, Any]  # keyword arguments of a function, with their defaults
 def functions(path: str | Path) -> dict[str, Options]:
     """Returns the public functions and subclasses of a Python file and their options, without executing any of it.
 
-    Those that it imports by name from a file beside it are among them (`from beside import model`).
+    Functions imported by name from a file beside it count too (`from beside import model`).
     An option is a parameter with a default, or a keyword-only one; without a default it must be set. A parameter
     whose default is no literal (`width=WIDTH`) is left to the function: the config cannot know its value.
 
@@ -45,7 +45,7 @@ def functions(path: str | Path) -> dict[str, Options]:
 
 
 def candidates(path: str | Path) -> dict[str, list[str]]:
-    """What may be meant as the model, or as the data, by its name and arguments alone; private names are not."""
+    """Returns what could be the model, or the data, judged by names and arguments; private names are excluded."""
     found: dict[str, list[str]] = {group: [] for group in GROUPS}
     for node in _parse(Path(path)).body:
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Model") for base in node.bases):
@@ -108,7 +108,7 @@ def _imported(tree: ast.Module, here: Path, top: Path) -> list[Path]:
 
 
 def _functions(path: Path, importers: frozenset[Path]) -> dict[str, Options]:
-    """Those of one file; `importers` are the files that are being read, which this one may import in turn."""
+    """Returns the functions of one file; `importers` are files being read, which this one may import in turn."""
     found = {}
     for node in _parse(path).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -131,13 +131,13 @@ def _chosen(functions: dict[str, Options], names: Sequence[ast.alias]) -> dict[s
 
 
 def choices(group: str, functions: Mapping[str, Options]) -> dict[str, Options]:
-    """Those of the functions that may be meant for a group: their names do not say that they are something else."""
+    """Returns the functions that could be choices of a group: their names do not suggest something else."""
     others = {*BY_NAME, *GROUPS} - {group}
     return {name: options for name, options in functions.items() if name not in others}
 
 
 def options_of(group: str, options: Options) -> Options:
-    """Returns what a config may set of a function's options, as a choice of a group; `train` of a model is the data."""
+    """Returns the options of a function that a config may set; `train` of a model is the data, not an option."""
     return {name: value for name, value in options.items() if (group, name, value) != ("model", "train", MISSING)}
 
 
@@ -163,7 +163,7 @@ def _load(path: Path, _mtime_ns: int) -> ModuleType:
 
 
 def definitions(path: str | Path) -> dict[str, Any]:
-    """The public functions and classes of a Python file, as `functions` finds them, and its own values, by name."""
+    """Returns by name the public functions and classes of a Python file, as `functions` does, and its values."""
     module, found = load(path), functions(path)
     return {
         name: value
@@ -201,7 +201,7 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _options_of_class(node: ast.ClassDef) -> Options:
-    """Those of its own constructor, whose arguments without a default must be set, but for `self` and `spec`."""
+    """Returns the constructor's options; arguments without a default must be set, except `self` and `spec`."""
     constructor = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
     if constructor is None:
         return {}

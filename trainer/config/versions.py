@@ -1,4 +1,4 @@
-"""What `--version` prints, and what two machines must have alike; no library is imported for it."""
+"""Returns the versions that `--version` prints and that machines must share, without importing the libraries."""
 
 import hashlib
 import sys
@@ -11,7 +11,7 @@ LIBRARIES = {"TensorFlow": ("tensorflow", "tensorflow-cpu"), "Keras": ("keras",)
 
 
 def describe() -> str:
-    """trainer 0.1.0 (Python 3.11.2, TensorFlow 2.21.0, Keras 3.15.0, Hydra 1.3.8)."""
+    """Returns e.g. trainer 0.1.0 (Python 3.11.2, TensorFlow 2.21.0, Keras 3.15.0, Hydra 1.3.8)."""
     libraries = [f"{name} {_installed(distributions)}" for name, distributions in LIBRARIES.items()]
     return f"trainer {VERSION} ({', '.join([f'Python {sys.version.split()[0]}', *libraries])})"
 

@@ -1,7 +1,7 @@
-"""What may stand in a YAML file of the config, checked on its nodes before any value is built from them.
+"""Checks what a YAML file of the config may contain, on its nodes, before any value is built from them.
 
 A config is data: it names functions of a table and cannot run code, so tags and `_target_` keys are refused here,
-and so is a file that a few aliases blow up to gigabytes. OmegaConf would expand it first.
+and so is a file whose aliases expand to gigabytes. OmegaConf would expand it first.
 """
 
 import math
@@ -30,22 +30,22 @@ PLAIN_TAGS = {
 
 
 def load(text: bytes) -> Any:
-    """Returns what a text says that a run wrote, and that may be damaged since.
+    """Parses YAML that a run wrote, which may have been damaged since.
 
     Raises:
-        ValueError, RecursionError, yaml.YAMLError: if it is no YAML.
+        ValueError, RecursionError, yaml.YAMLError: if it is not YAML.
     """
     return yaml.load(text, Loader=_loader(text))
 
 
 def _loader(text: bytes) -> Any:
-    """Returns libyaml's loader, which takes a fifth of the time, unless a text might overflow its stack."""
+    """Returns libyaml's loader, which is five times as fast, unless a text might overflow its stack."""
     is_deep = len(OPENS.findall(text)) > MOST_OPEN
     return yaml.SafeLoader if is_deep else getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def faults(path: Path) -> list[Problem]:
-    """Returns everything that is wrong with a YAML file as a file; its keys and values are checked by the schema."""
+    """Returns the faults of a YAML file itself; its keys and values are checked against the schema."""
     where = shown(path)
     try:
         root = _compose(path)
@@ -55,7 +55,7 @@ def faults(path: Path) -> list[Problem]:
             message = f"holds more than {MAX_NODES} keys and values once its aliases (*name) are expanded"
             return [_of_file(where, "over-capacity", message, "refer to other keys as ${key}")]
         if not isinstance(root, yaml.MappingNode):
-            message = "is a list at top level" if isinstance(root, yaml.SequenceNode) else "is one value, not a mapping"
+            message = "is a list at top level" if isinstance(root, yaml.SequenceNode) else "is a scalar, not a mapping"
             return [
                 _of_file(f"{where}:1", "wrong-type", f"{message}; a config file maps keys to values", "e.g. name: cnn")
             ]
@@ -87,7 +87,7 @@ def shown(path: Path) -> str:
 
 
 def line_of(path: Path, key: str) -> tuple[int, str] | None:
-    """Line number of a dotted key, from 1, and the comment at the end of that line."""
+    """Returns the line number of a dotted key, from 1, and the comment at the end of that line."""
     node, number = _compose(path), None
     for part in key.split("."):
         pairs = {name.value: (name, value) for name, value in node.value} if isinstance(node, yaml.MappingNode) else {}
@@ -119,7 +119,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Nodes below and including `node`; aliases share a node, so each is measured once and counted every time."""
+    """Counts the nodes from `node` down; aliases share a node, so it is measured once and counted every time."""
     if id(node) not in known:
         known[id(node)] = math.inf  # what a node that holds itself will see
         known[id(node)] = 1 + sum(_size(child, known) for child in _children(node))
@@ -141,7 +141,7 @@ def _key_faults(node: yaml.MappingNode) -> Iterator[tuple[yaml.Node, Kind, str, 
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            yield key, "malformed", "has a key that is a list or a mapping", "keys are text"
+            yield key, "malformed", "has a key that is a list or a mapping", "write keys as text"
         elif key.value in CODE_KEYS:
             message = f"has a key {key.value}, which names code to import"
             yield key, "unsafe", message, "choose by name, e.g. model=cnn"

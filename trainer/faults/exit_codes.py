@@ -44,7 +44,7 @@ class RunInUseError(TrainerError):
 
 
 class IncompleteError(TrainerError):
-    """A part of the cluster's state is lost, so no task can go on by itself."""
+    """A part of the cluster's state is lost, so no task can continue by itself."""
 
     exit_code = INCOMPLETE
 

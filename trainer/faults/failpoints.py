@@ -1,23 +1,23 @@
-"""Places where a process can be made to fail, to prove that a run survives it; where none is set they cost nothing.
+"""Points at which a process can be made to fail, to prove that a run survives it; unset failpoints cost nothing.
 
     TRAINER_FAILPOINT="push:kill@40"                    NAME:ACTION@STEP
     TRAINER_FAILPOINT="push:sleep=5@40;save-data:stop@60"
 
-The action is taken once in the life of a process: the first time that the place is reached at this step or later. It is
-`kill` (SIGKILL to itself), `stop` (SIGSTOP to itself), `raise` (a RuntimeError) or `sleep=SECONDS`. The places, each
-between two things that can be seen from outside:
+The action happens once per process: the first time that the point is reached at this step or later. It is
+`kill` (SIGKILL to itself), `stop` (SIGSTOP to itself), `raise` (a RuntimeError) or `sleep=SECONDS`. The points, each
+between two events that are visible from outside:
 
     who         name           what is done, and what is not
-    worker      step           a step is complete; of the next one nothing was pulled
+    worker      step           a step is complete; nothing of the next one was pulled
                 push           the first shard host has this worker's gradient; the others have not
     shard host  take           the gradients are taken out of their queues; nothing is updated
-                apply          the shard is updated; no worker has a token for it
+                apply          the shard is updated; no worker has the token for it
                 token          the first worker has its token; the others have not
-    chief       generation     the new generation is written down; no shard host has heard of it
+    chief       generation     the new generation is recorded; no shard host has heard of it
                 load           the first shard host has its state; the others have not
     checkpoint  save-data      the tensors are in the temporary folder; the manifest is not
-                save-manifest  the manifest is there too; the folder has not its name yet
-                rename         the folder has its name; its parent was not synced, so a power cut may take it back
+                save-manifest  the manifest is there too; the folder does not have its name yet
+                rename         the folder has its name; its parent was not synced, so a power cut may undo it
 """
 
 import functools
@@ -40,7 +40,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Failpoint:
-    """What a process does to itself, where and when."""
+    """What a process does to itself, at which point and step."""
 
     name: str  # one of NAMES
     action: str  # kill, stop, raise or sleep=SECONDS
@@ -61,7 +61,7 @@ class Failpoint:
 
 
 def parse(text: str) -> list[Failpoint]:
-    """Reads NAME:ACTION@STEP, several joined by `;`; an empty text has none.
+    """Reads NAME:ACTION@STEP, several separated by `;`; an empty text has none.
 
     Raises:
         ValueError: says what cannot be read and what is allowed.
@@ -70,20 +70,20 @@ def parse(text: str) -> list[Failpoint]:
 
 
 def reach(name: str, step: int) -> None:
-    """Says that this process is at a place of NAMES, at a global step; acts if a failpoint is set there."""
+    """Reports that this process is at a point of NAMES, at a global step; acts if a failpoint is set there."""
     for failpoint in _take_due(name, step):
         failpoint.act(step)
 
 
 def is_set(name: str) -> bool:
-    """Whether a failpoint at a place of NAMES has yet to act in this process."""
+    """Whether a failpoint at a point of NAMES has yet to act in this process."""
     assert name in NAMES, name
     return any(failpoint.name == name for failpoint in _set_in_this_process())
 
 
 @functools.cache
 def _set_in_this_process() -> list[Failpoint]:
-    """Those that have not acted yet; read late, because a task is forked before it has an environment of its own."""
+    """Returns those that have not acted yet; read late, because a task is forked before it has its environment."""
     return parse(os.environ.get(VARIABLE, ""))
 
 
@@ -104,6 +104,6 @@ def _parse_one(text: str) -> Failpoint:
     if found is None or found["name"] not in NAMES:
         raise ValueError(
             f"{VARIABLE}: {text!r} is not NAME:ACTION@STEP, e.g. push:kill@40; names are {', '.join(NAMES)}; actions "
-            "are kill, stop, raise and sleep=SECONDS; several are joined by ;"
+            "are kill, stop, raise and sleep=SECONDS; separate several with ;"
         )
     return Failpoint(found["name"], found["action"], int(found["step"]), float(found["secs"] or 0))

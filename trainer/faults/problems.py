@@ -44,9 +44,9 @@ KINDS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a config: where, of which kind, what was given, what is allowed, what to type.
+    """One problem of a config: its key and kind, the value, what is allowed, and what to type.
 
-    Its code stays the same when its words change.
+    Its code stays the same when its wording changes.
     """
 
     key: str  # dotted path of the key, or where a value stands: an override, a file and its line
@@ -60,11 +60,11 @@ class Problem:
 
     @property
     def code(self) -> str:
-        """Returns what identifies the problem, e.g. train.batch_size/not-divisible; places in lists are left out."""
+        """Returns the identity of the problem, e.g. train.batch_size/not-divisible; indices of lists are left out."""
         return re.sub(r"\[\d+\]", "", self.about or self.key) + f"/{self.kind}"
 
     def to_json(self) -> dict[str, str]:
-        """Returns the problem as outputs in JSON have it."""
+        """Returns the problem for JSON output."""
         return {"code": self.code, "key": self.key, "message": self.message, "remedy": self.remedy}
 
 

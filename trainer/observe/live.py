@@ -71,8 +71,8 @@ def attach(path: str | Path) -> LiveRun:
     """Returns the run in a directory.
 
     Raises:
-        FileNotFoundError: if it is not the directory of a run.
+        FileNotFoundError: if it is not a run directory.
     """
     if not runs.is_run(Path(path)):
-        raise FileNotFoundError(f"{path} is not the directory of a run")
+        raise FileNotFoundError(f"{path} is not a run directory")
     return LiveRun(Path(path).resolve())

@@ -136,7 +136,7 @@ def _why_missing(me: TaskPage, peer: Task, until: str, may_be_silent: bool) -> s
     except (OSError, ValueError) as error:
         return str(error)
     if (page.job, page.index) != (peer.job, peer.index):
-        return f"it is still {page.job}:{page.index}"
+        return f"{page.job}:{page.index} answers there"
     for key, what in COMPARED.items():
         mine, theirs = getattr(me, key), getattr(page, key)
         if theirs and mine and theirs != mine:

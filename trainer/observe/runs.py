@@ -61,7 +61,7 @@ class RunFacts:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is the directory of a run."""
+    """Whether a folder is a run directory."""
     with suppress(OSError):  # another user's, or a name that no file can have
         return (path / "config.yaml").is_file() and (path / "plan.json").is_file()
     return False

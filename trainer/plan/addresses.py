@@ -115,7 +115,7 @@ def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
         needs_none = job == "evaluator" and not given  # no task connects to it
         if given != wanted and not needs_none:
             remedy = f"give {wanted} addresses, or type cluster={_with_addresses(cluster)}"
-            yield Problem(f"cluster.addresses.{job}", "mismatch", f"{given} addresses for {wanted} {job} tasks", remedy)
+            yield Problem(f"cluster.addresses.{job}", "mismatch", f"{job} has {given} of {wanted} addresses", remedy)
 
 
 def _with_addresses(cluster: ClusterConfig) -> ClusterSize:
@@ -130,14 +130,14 @@ def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: s
         return
     sizes = {name: getattr(cluster, name) for name in JOBS}
     if job not in sizes:
-        what = f"task={task} is given without a job" if job is None else f"{job!r} is not a job"
+        what = f"task={task} was set without job" if job is None else f"{job!r} is not a job"
         yield Problem(
             "job", "unknown-choice", f"{what}; available: {', '.join(sizes)}", f"e.g. job=worker task={task or 0}"
         )
     elif task is None or task >= sizes[job]:
         last = sizes[job] - 1
         allowed = f"{job} has tasks 0..{last}" if last >= 0 else f"the cluster has no {job}"
-        what = f"job={job} is given without a task" if task is None else f"{task} is not a task of {job}"
+        what = f"job={job} was set without task" if task is None else f"{task} is not a task of {job}"
         other, there = (job, last) if last >= 0 else ("worker", sizes["worker"] - 1)
         yield Problem("task", "out-of-range", f"{what}; {allowed}", f"e.g. job={other} task={there}")
     elif not cluster.addresses:
@@ -151,6 +151,6 @@ def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: s
         yield Problem(
             "run",
             "not-set",
-            "evaluator:0 reads the checkpoints where the chief writes them, but no directory is given",
+            "evaluator:0 reads the checkpoints that the chief writes, but run is not set",
             "give every task the same run=PATH, a directory that all tasks share",
         )

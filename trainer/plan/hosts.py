@@ -78,9 +78,7 @@ def _check_launch(config: RunConfig, mode: Mode) -> Iterator[Problem]:
             f"leave launch={name.value} out",
         )
     if config.launch.name is Launch.ssh and config.job is None and mode is Mode.train:
-        yield Problem(
-            "launch", "not-set", "ssh starts the tasks on cluster.hosts, and there are none", f"e.g. {EXAMPLE}"
-        )
+        yield Problem("launch", "not-set", "ssh starts the tasks on cluster.hosts, which is empty", f"e.g. {EXAMPLE}")
     if config.launch.name is Launch.slurm and not _are_words(config.slurm.args):
         message = f"{config.slurm.args!r} has a quotation that does not end"
         yield Problem("slurm.args", "malformed", message, "e.g. slurm.args='--partition=gpu --account=mine'")

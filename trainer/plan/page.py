@@ -18,7 +18,7 @@ from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import nbytes
 
 ORDER = "a function of (seed, epoch, step, replica); a restart continues with the next batch"
-OWN_ORDER = "the data's own; a restart reads again what came before, and skips it"
+OWN_ORDER = "that of the data itself; a restart reads and skips what was used before"
 
 WIDE_COLUMNS = 110  # a table of tasks takes as much
 NARROW_COLUMNS = 70

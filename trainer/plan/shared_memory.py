@@ -55,7 +55,7 @@ def check_wire(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     """Yields a problem if shared memory is asked for and not possible."""
     is_wanted = config.strategy.wire is Wire.memory and strategy_of(config.strategy, config.cluster).has_shard_hosts
     if is_wanted and (reason := why_not_memory(config, mode)):
-        yield Problem("strategy.wire", "not-available", f"memory is not possible: {reason}", "leave it out")
+        yield Problem("strategy.wire", "not-available", f"memory cannot be used: {reason}", "leave it out")
 
 
 def why_not() -> str:

@@ -40,10 +40,10 @@ def role_of(chosen: ClusterConfig, text: str) -> Role:
         sizes["evaluator"] = max(chosen.evaluator, int(job == "evaluator"))
     if not sizes["worker"]:
         remedy = "add worker, or chief, with a list of addresses"
-        raise ConfigError([Problem("TF_CONFIG", "not-set", "its cluster has no worker", remedy)])
+        raise ConfigError([Problem("TF_CONFIG", "not-set", "the cluster has no worker", remedy)])
     size = str(ClusterSize(**sizes))
     if not chosen.is_local and not _agrees(sizes, chosen, job):
-        message = f"it describes cluster {size}, but the command line says cluster={chosen.name}"
+        message = f"describes cluster {size}, but the command line says cluster={chosen.name}"
         remedy = f"leave cluster= out, or type cluster={size}"
         raise ConfigError([Problem("TF_CONFIG", "conflict", message, remedy)])
     return Role(ClusterConfig(size, sizes["ps"], sizes["worker"], sizes["evaluator"], jobs), job, index)
@@ -59,17 +59,17 @@ def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON ({error})") from error
+        raise ValueError(f"is not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"it is a JSON {_KINDS[type(value)]}, not an object with cluster and task")
+        raise ValueError(f"is a JSON {_KINDS[type(value)]}, not an object with cluster and task")
     cluster, task = value.get("cluster"), value.get("task")
     if not isinstance(cluster, dict) or not all(_is_address_list(v) for v in cluster.values()):
-        raise ValueError("its cluster is not an object of address lists by job")
+        raise ValueError("cluster must be an object that maps each job to a list of addresses")
     if not isinstance(task, dict) or not isinstance(task.get("type"), str):
-        raise ValueError("it has no task with a type and an index, so this process does not know its role")
+        raise ValueError("has no task with a type and an index, so this process does not know its role")
     index = json.dumps(task.get("index", 0)).strip('"')
     if not re.fullmatch(r"-?\d{1,9}", index, re.ASCII):
-        raise ValueError(f"its task index is {index!r}, not a number")
+        raise ValueError(f"the task's index is {index!r}, not a number")
     return _with_chief_as_worker(cluster, task["type"], int(index))
 
 
@@ -80,19 +80,19 @@ def _is_address_list(value: Any) -> bool:
 def _with_chief_as_worker(cluster: dict[str, list[str]], job: str, index: int) -> tuple[dict[str, list[str]], str, int]:
     if job not in cluster and job != "evaluator":
         raise ValueError(
-            f"its task is {job}:{index}, and its cluster has only {', '.join(sorted(cluster)) or 'no jobs'}"
+            f"the task is {job}:{index}, but the cluster has only {', '.join(sorted(cluster)) or 'no jobs'}"
         )
     count = len(cluster.get(job, [""]))  # an evaluator that is not listed is the only one
     if not 0 <= index < count:
         there = f"{job} tasks 0..{count - 1}" if count else f"no {job} tasks"
-        raise ValueError(f"its task is {job}:{index}, and its cluster has {there}")
+        raise ValueError(f"the task is {job}:{index}, but the cluster has {there}")
     chiefs = [*cluster.get("chief", []), *cluster.get("master", [])]
     jobs = {"ps": cluster.get("ps", []), "worker": [*chiefs, *cluster.get("worker", [])]}
     jobs |= {"evaluator": cluster["evaluator"]} if cluster.get("evaluator") else {}
     known = (*JOBS, "chief", "master")
     unknown = sorted(set(cluster) - set(known))
     if unknown:
-        raise ValueError(f"its cluster has unknown jobs {', '.join(unknown)}; available: {', '.join(known)}")
+        raise ValueError(f"the cluster has unknown jobs {', '.join(unknown)}; available: {', '.join(known)}")
     if job in ("chief", "master"):
         return jobs, "worker", index
     return jobs, job, index + len(chiefs) if job == "worker" else index

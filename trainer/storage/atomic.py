@@ -1,4 +1,4 @@
-"""Writes files and folders atomically: whoever reads sees the old one, the new one or none, never a part."""
+"""Writes files and folders atomically: readers see the old one, the new one or none, never a part."""
 
 import os
 import re
@@ -14,7 +14,7 @@ UNWRITTEN = re.compile(r"\.[a-z]+\.(?:json|jsonl|yaml|html)\.\d{1,10}")  # a fil
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file."""
+    """Replaces a file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text)
@@ -26,7 +26,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Gives a hidden folder to fill, then renames it to `path`, which ends in a step; after an error nothing stays."""
+    """Yields a hidden folder to fill, then renames it to `path`, which ends in a step; an error leaves nothing."""
     temporary = _temporary(path)
     try:
         temporary.mkdir()
@@ -40,7 +40,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def remove_folder(path: Path) -> None:
-    """Removes a folder, if it exists; a process killed meanwhile leaves a hidden leftover, not half a folder."""
+    """Removes a folder, if it exists; a process killed in between leaves a hidden leftover, not half a folder."""
     try:
         path.rename(_temporary(path))
     except FileNotFoundError:

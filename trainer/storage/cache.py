@@ -1,4 +1,4 @@
-"""The user's cache folder: what a command leaves for later ones on this machine."""
+"""The user's cache folder, where a command leaves results for later ones on this machine."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ def folder() -> Path:
 
 
 def is_news(what: str) -> bool:
-    """Whether something has not been reported on this machine yet; always true if that cannot be recorded."""
+    """Whether something has not been reported on this machine yet; always true if the report cannot be recorded."""
     note = folder() / "told" / f"{what}-{socket.gethostname()}"
     with suppress(OSError):
         if note.exists():

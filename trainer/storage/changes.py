@@ -23,17 +23,17 @@ OF_ANOTHER_MODEL = ("model.", "user")  # a checkpoint does not record what these
 
 
 class Change(NamedTuple):
-    """A difference between a run as it was and as it would continue."""
+    """A difference between a run's stored config or code and those it would continue with."""
 
     key: str
     text: str
 
 
 def check(source: Checkpoint, config: RunConfig, directory: RunDirectory, *, steps: int) -> str:
-    """Describes what has changed since the last launch; empty if nothing has, or the checkpoint was named.
+    """Describes the changes since the last launch; empty if there are none, or if resume names the checkpoint.
 
     Raises:
-        CheckpointError: if the model differs, or no step is left and the result would belong to other settings.
+        CheckpointError: if the model differs, or no step is left and the result would be that of other settings.
     """
     if config.resume != "auto":
         return ""
@@ -59,7 +59,7 @@ def changes(
     """Yields the differences that affect the result.
 
     Args:
-        is_resolved: the config includes the compiled optimizer; otherwise only settings that are given count.
+        is_resolved: the config includes the compiled optimizer; otherwise only settings that were set count.
     """
     old, new = _deciding(before), _deciding(now)
     given = {name.partition(".")[0] for name in (*before.given, *now.given)}

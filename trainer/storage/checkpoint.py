@@ -1,4 +1,4 @@
-"""Reads checkpoints: tensors by name, in a folder that is complete or does not exist.
+"""Reads checkpoints: tensors by name, in a folder that is either complete or absent.
 
     <run>/checkpoints/000001200/tensors.npz      parameters/<path>, state/<path>, slots/<slot>/<path>; plain arrays
     <run>/checkpoints/000001200/frozen.npz       what training never changes, if anything; one file for all checkpoints
@@ -45,7 +45,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class CheckpointError(TrainerError, ValueError):
-    """A checkpoint cannot be used: where it is, what is wrong, what to do."""
+    """A checkpoint cannot be used; the message has its path, the problem and a remedy."""
 
     exit_code = exit_codes.CHECKPOINT
 
@@ -98,7 +98,7 @@ def read_manifest(path: Path) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint, *, only: str | None = None) -> None:
-    """Raises a CheckpointError unless its files, or only the one of this name, have the manifest's checksums."""
+    """Raises a CheckpointError unless its files, or just the named one, match the manifest's checksums."""
     for name, expected in checkpoint.files.items():
         if only not in (None, name):
             continue
@@ -180,7 +180,7 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes, *, frozen: str = "") ->
     }
     problems = [text + _some(names) for text, names in names_by_problem.items() if names]
     if their_slots != our_slots:
-        problems.insert(0, f"its optimizer has {_some(sorted(their_slots))}, this run's {_some(sorted(our_slots))}")
+        problems.insert(0, f"other slots (there {_some(sorted(their_slots))}, here {_some(sorted(our_slots))})")
     if not problems and checkpoint.facts.get("frozen", "") != frozen:
         problems.append("its frozen weights have other values")
     if problems:
@@ -198,7 +198,7 @@ def finished(folder: Path) -> list[Path]:
 
 @contextmanager
 def _reading(path: Path, name: str) -> Iterator[Path]:
-    """Gives a plain file of a checkpoint; any error while it is read becomes a CheckpointError."""
+    """Yields a plain file of a checkpoint; any error while it is read becomes a CheckpointError."""
     file = path / name
     try:
         if not stat.S_ISREG(file.lstat().st_mode):
@@ -217,7 +217,7 @@ def _reading(path: Path, name: str) -> Iterator[Path]:
 def _parse(path: Path, text: bytes) -> Checkpoint:
     manifest = json.loads(text)
     if manifest["format"] != FORMAT:
-        problem = f"has format {manifest['format']}, this version reads format {FORMAT}"
+        problem = f"has format {manifest['format']}, but this version reads format {FORMAT}"
         raise CheckpointError(path, problem, "use the version that wrote it, or start over with resume=never")
     if manifest.pop("sha256", None) != manifest_sha256(manifest):
         raise CheckpointError(path, f"{MANIFEST} does not match its own checksum; it was edited or damaged")
@@ -258,7 +258,7 @@ def is_valid(path: Path) -> bool:
 
 
 def _slot(name: str) -> str | None:
-    """Returns the slot of a tensor's name, or None for a parameter or a state."""
+    """Returns the slot in a tensor's name, or None for a parameter or a state."""
     return name.split("/")[1] if name.startswith("slots/") else None
 
 

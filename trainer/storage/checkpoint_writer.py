@@ -1,4 +1,4 @@
-"""Writes checkpoints atomically, in a background thread where wanted, and removes old ones."""
+"""Writes checkpoints atomically, optionally in a background thread, and removes old ones."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def write(
 ) -> Path:
     """Saves a checkpoint unless a valid one of that step exists; returns its folder, and removes what is not needed.
 
-    That is: temporary folders of writers that have ended, and valid checkpoints older than the newest `keep` up to this
-    step. Damaged ones stay for inspection until their step is saved again.
+    It removes temporary folders of ended writers, and valid checkpoints older than the newest `keep` up to this
+    step. Damaged ones remain for inspection until their step is saved again.
 
     Args:
         release: chooses which of the steps that are due are removed; by default all.
@@ -104,7 +104,7 @@ def check_space(folder: Path, nbytes: int, keep: int) -> None:
 
 
 def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
-    """Copies a checkpoint, and notes as files by name, into another folder atomically; returns the copy's folder.
+    """Copies a checkpoint and extra files (`notes`) into another folder atomically; returns the copy's folder.
 
     The copies are hard links where the file system has them.
 
@@ -124,7 +124,7 @@ def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
 
 
 def _files_of(source: Path) -> list[str]:
-    """Returns the files that a checkpoint names; a damaged one is copied as far as it is known."""
+    """Returns the files that a checkpoint names, or the known ones of a damaged checkpoint."""
     try:
         return list(read_manifest(source).files)
     except CheckpointError:
@@ -150,7 +150,7 @@ class Writer:
     def __init__(
         self, folder: Path, *, keep: int, release: Release = lambda due: due, shared: Sequence[Path] = ()
     ) -> None:
-        """`keep`, `release` and `shared` are those of `write`."""
+        """Takes `keep`, `release` and `shared` of `write`."""
         self._write_now = partial(write, folder, keep=keep, release=release, shared=shared)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
@@ -221,7 +221,7 @@ def _check_room(folder: Path, tensors: Tensors, rows_nbytes: int) -> None:
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Bytes that an ordinary user may still write to a folder's disk; None where the file system does not know."""
+    """Returns the bytes that an ordinary user may still write to a folder's disk; None if unknown."""
     usage = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
     return usage.free if usage.total else None
 
@@ -252,12 +252,12 @@ def _save(
 
 
 def _describe(file: Path) -> FileEntry:
-    """Its entry in a manifest."""
+    """Returns the manifest entry of a file."""
     return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
 
 
 def _describe_shared(file: Path) -> FileEntry:
-    """Returns the same of a file that all checkpoints have; it is read once."""
+    """Returns the manifest entry of a file that all checkpoints share, reading it only once."""
     return _describe_unchanged(file, file.stat().st_ino, file.stat().st_mtime_ns)
 
 

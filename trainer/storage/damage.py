@@ -1,4 +1,4 @@
-"""Errors of files of a run that are damaged, or were written by something else, and their messages."""
+"""Errors about files of a run that are damaged, or were written by something else."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ DAMAGED = (
 
 
 class RunFileError(TrainerError, ValueError):
-    """A file of a run directory cannot be used: says which file, what is wrong, and what to do."""
+    """A file of a run directory cannot be used; the message has its path, the problem and a remedy."""
 
     exit_code = exit_codes.BAD_DATA
 

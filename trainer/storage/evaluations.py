@@ -1,9 +1,9 @@
-"""What evaluations write to the run directory: a line for each state that was scored, and the best of them.
+"""Stores the evaluations of a run: a line for each scored state, and a copy of the best one.
 
     <run>/evaluations.jsonl              {"step": 100, "loss": 0.31, "accuracy": 0.91, "seconds": 0.4}, in step order
     <run>/best/000000100/                the checkpoint, and evaluation.json, its line
 
-The previous best is removed only when the new one is complete, so there is always one, whatever is killed. The
+The previous best is removed only when the new one is complete, so there is always one, whichever process is killed. The
 launcher and the chief read these files too.
 """
 
@@ -49,7 +49,7 @@ class Evaluation:
 
 
 def describe(scores: Mapping[str, float]) -> str:
-    """Scores for people: eval_loss 0.1234, eval_accuracy 0.9876."""
+    """Formats scores for people: eval_loss 0.1234, eval_accuracy 0.9876."""
     return ", ".join(f"eval_{name} {value:.4f}" for name, value in scores.items())
 
 
@@ -66,7 +66,7 @@ def _evaluation(values: Mapping[str, Any] | None) -> Evaluation | None:
 
 
 def is_better(one: Evaluation, other: Evaluation | None, config: EvaluateConfig) -> bool:
-    """Whether one is to replace the other as the best; on a tie the other stays. NaN is never better."""
+    """Whether `one` replaces `other` as the best; on a tie the other stays. NaN is never better."""
     metric = metric_of(one.scores, config.best_metric)
     if math.isnan(one.scores[metric]):
         return False
@@ -77,7 +77,7 @@ def is_better(one: Evaluation, other: Evaluation | None, config: EvaluateConfig)
 
 
 def metric_of(names: Container[str], metric: str | None) -> str:
-    """The metric by which evaluations with these scores are compared; None: the accuracy, or the loss without one."""
+    """Returns the metric that compares evaluations; for None the accuracy, or the loss if there is no accuracy."""
     return metric or ("accuracy" if "accuracy" in names else "loss")
 
 
@@ -87,12 +87,12 @@ def prefers_less(metric: str, best_is: BestIs) -> bool:
 
 
 def is_error(metric: str) -> bool:
-    """Whether a metric is better the smaller it is, by its name as Keras has it: loss, mean_squared_error, rmse."""
+    """Whether lower is better for a metric, judged by its Keras name: loss, mean_squared_error, rmse."""
     return any(word in metric for word in ERRORS)
 
 
 def best(folder: Path) -> tuple[Evaluation, Path] | None:
-    """Returns the best checkpoint so far, with its score; where a crash left two, the later one."""
+    """Returns the best checkpoint so far, with its score; if a crash left two, the later one."""
     for path in reversed(checkpoint.finished(folder)):
         try:
             checkpoint.read_manifest(path)
@@ -125,7 +125,7 @@ def save_as_best(
     evaluation: Evaluation,
     rows: ChangedRows | None = None,
 ) -> None:
-    """Saves a state as the best, and then removes its predecessors.
+    """Saves a state as the best, then removes its predecessors.
 
     Raises:
         OSError: if the disk fails or is full.
@@ -139,14 +139,14 @@ def save_as_best(
 
 
 def remove_best_after(folder: Path, step: int) -> None:
-    """Removes what was best of a state that was given up, for one that starts from an earlier step."""
+    """Removes the best of a discarded history, for a run that restarts from an earlier step."""
     for path in checkpoint.finished(folder):
         if int(path.name) > step:
             remove_folder(path)
 
 
 def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Release:
-    """Keeps the chief's checkpoints until the evaluator has scored them, or more than `waiting_at_most` wait.
+    """Decides when the chief may remove a checkpoint: once it is scored, or more than `waiting_at_most` are waiting.
 
     None keeps all of them, where a launcher ends the run if the evaluator fails.
     """
@@ -170,6 +170,6 @@ def results(directory: RunDirectory, step: int | None) -> dict[str, Any]:
 
 
 def best_result(directory: RunDirectory) -> dict[str, Any] | None:
-    """Returns what the summary says of the best checkpoint, if there is one."""
+    """Returns the summary's values of the best checkpoint, if there is one."""
     scored = best(directory.best)
     return None if scored is None else {"step": scored[0].step, **scored[0].scores, "path": str(scored[1])}

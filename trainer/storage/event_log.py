@@ -1,4 +1,4 @@
-"""What the launcher of a run did and said, in order: events.jsonl, one JSON line for each."""
+"""The actions and messages of a run's launcher, in order: one JSON line each in events.jsonl."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from trainer.storage.json_lines import lines
 
 
 class EventKind(Enum):
-    """What an event is."""
+    """The kind of an event."""
 
     launch = "launch"  # of the run: cluster, strategy, command
     start = "start"  # of a task: task, attempt
@@ -26,7 +26,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True)
 class RunEvent:
-    """One line; what its kind does not have is none."""
+    """One event; fields that its kind does not have are None."""
 
     event: EventKind
     text: str | None = None  # that was printed about it

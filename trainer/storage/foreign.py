@@ -1,4 +1,4 @@
-"""Distinguishes the directory of a run from other folders, whose files a run would replace."""
+"""Distinguishes a run directory from other folders, whose files a run would replace."""
 
 import os
 from contextlib import suppress
@@ -30,14 +30,14 @@ def check(run: Path) -> None:
     taken = [name for name in (*FILES, *(f"{name}/" for name in FOLDERS)) if (run / name).exists()]
     if not taken or was_run(run):
         return
-    message = f"{run} is not the directory of a run, and has {some(taken, NAMED_AT_MOST)}, which a run would replace"
+    message = f"{run} is not a run directory, and has {some(taken, NAMED_AT_MOST)}, which a run would replace"
     raise ConfigError(
         [Problem("run", "taken", message, f"choose another folder, e.g. {typed('run', str(run / 'run'))}")]
     )
 
 
 def check_kinds(run: Path) -> None:
-    """Raises a RunFileError if a path that a run uses is of another kind, or this user may not read and write it."""
+    """Raises a RunFileError if a path that a run uses has another kind, or this user may not read and write it."""
     for name in (*FILES, *FOLDERS):
         path, kind = run / name, "folder" if name in FOLDERS else "file"
         if not os.path.lexists(path):

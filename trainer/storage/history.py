@@ -16,7 +16,7 @@ MAX_METRICS = 3  # of a line for people
 
 
 class History:
-    """Appends lines; each has been handed to the operating system when `write` returns."""
+    """Appends lines; each has reached the operating system when `write` returns."""
 
     def __init__(self, path: Path, *, start: int) -> None:
         """Opens the file of a run that (re)starts at global step `start`; removes lines of later steps."""

@@ -1,4 +1,4 @@
-"""Finds the files that a run takes its first values from: those of `model.init`, or of the checkpoint it resumes."""
+"""Finds the files with a run's initial values: those of `model.init`, or of the checkpoint that it resumes."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ ANOTHER = "give another with model.init=PATH, or leave it out"
 
 
 class MissingWeightsError(TrainerError):
-    """`model.init` names nothing that exists."""
+    """The path in `model.init` does not exist."""
 
     exit_code = exit_codes.INPUT_MISSING
 
 
 def files_of(init: str) -> tuple[str, ...]:
-    """Returns the files that `model.init` names; of a run those of its best checkpoint, else of its newest one.
+    """Returns the files that `model.init` names; for a run, those of its best checkpoint, or of its newest one.
 
     Raises:
         MissingWeightsError: if the path does not exist.
@@ -43,7 +43,7 @@ def files_of(init: str) -> tuple[str, ...]:
 
 
 def _in_checkpoint(path: Path) -> list[Path]:
-    """Returns the files of the checkpoint in a directory, or of the one that it is."""
+    """Returns the files of the checkpoint that a directory is or contains."""
     if (path / MANIFEST).exists():
         return _files(path)
     for folder in (path / "best", path / "checkpoints", path):
@@ -69,7 +69,7 @@ def _exported(path: Path) -> list[Path]:
 
 
 def resumed(run: str | None, resume: str) -> Path | None:
-    """The checkpoint that a run will probably resume; of its files only what training never changes is verified."""
+    """Returns the checkpoint that a run will probably resume, verifying only the file that training never changes."""
     if resume == "never" or (resume == "auto" and run is None):
         return None
     named = RunDirectory(Path(run or "").resolve()).path if resume == "auto" else Path(resume)

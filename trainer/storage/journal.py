@@ -1,4 +1,4 @@
-"""Records what a task did, one JSON line for each act, in <run>/journal/<task>.jsonl; `trainer check` reads it."""
+"""Records the actions of a task, a JSON line each, in <run>/journal/<task>.jsonl, for `trainer check`."""
 
 import contextlib
 import json
@@ -13,14 +13,14 @@ from trainer.plan.serialize import from_json
 
 @dataclass(frozen=True)
 class Entry:
-    """One line."""
+    """One line of a journal."""
 
     event: ClassVar[str] = ""  # its name in the file
 
 
 @dataclass(frozen=True)
 class StateEntry(Entry):
-    """Something that concerns the state that was loaded as a generation, at a global step."""
+    """An entry about the state that was loaded as a generation, at a global step."""
 
     generation: int
     step: int
@@ -28,7 +28,7 @@ class StateEntry(Entry):
 
 @dataclass(frozen=True)
 class Join(Entry):
-    """A worker begins, or begins again, with its gradients of a global step."""
+    """A worker joins, or rejoins, with its gradients of a global step."""
 
     event = "join"
     step: int
@@ -37,7 +37,7 @@ class Join(Entry):
 
 @dataclass(frozen=True)
 class Push(StateEntry):
-    """A worker has pushed its gradients of a global step, which update step + 1 takes in."""
+    """A worker has pushed its gradients of a global step, which update step + 1 uses."""
 
     event = "push"
     replicas: Sequence[int]
@@ -57,7 +57,7 @@ class Update(StateEntry):
 
 @dataclass(frozen=True)
 class Reload(StateEntry):
-    """The chief has all shards load a state."""
+    """The chief makes all shards load a state."""
 
     event = "reload"
     checkpoint: str | None  # where the state comes from; none: it is a new one
@@ -65,7 +65,7 @@ class Reload(StateEntry):
 
 
 class Adopt(StateEntry):
-    """A chief that was started again continues with the state that the shards have."""
+    """A restarted chief continues with the state that the shards hold."""
 
     event = "adopt"
 
@@ -127,7 +127,7 @@ class Journal:
 
 
 def read(values: Mapping[str, Any]) -> Entry:
-    """Returns the entry that a line has.
+    """Returns the entry in a line.
 
     Raises:
         KeyError, TypeError: if it has none.

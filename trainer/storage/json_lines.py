@@ -28,7 +28,7 @@ def measured(line: bytes) -> Measurement | None:
 
 
 def is_measured(values: Mapping[str, Any]) -> bool:
-    """Whether all values are numbers, and one is a step."""
+    """Whether all values are numbers, and one of them is the step."""
     step = values.get("step")
     return type(step) is int and step >= 0 and all(type(value) in (int, float) for value in values.values())
 
@@ -47,7 +47,7 @@ def measured_lines(path: Path) -> Iterator[Measurement]:
 
 
 def sampled(path: Path, most: int) -> Iterator[Measurement]:
-    """Yields measurements: from a large file at most `most`, evenly spread, and the last one."""
+    """Yields measurements: at most `most` of a large file, evenly spread, and the last one."""
     with suppress(OSError), _open(path) as file:
         if (size := path.stat().st_size) <= most * LINE_BYTES:
             yield from measured_lines(path)
@@ -63,7 +63,7 @@ def sampled(path: Path, most: int) -> Iterator[Measurement]:
 
 
 class Tail:
-    """What was added to a file of lines since it was last asked; all of it, if another file has taken its place."""
+    """Reads the lines added to a file since the last call; all lines, if another file has replaced it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._inode, self._offset = path, 0, 0

@@ -56,7 +56,7 @@ def _open_locked(path: Path) -> TextIO:
 
 
 def _lock(file: TextIO) -> None:
-    """Locks a file; tries for a while, because whoever asks for the owner locks it for a moment.
+    """Locks a file; retries for a while, because a reader of the owner locks it for a moment.
 
     Raises:
         OSError: if another process holds it.
@@ -75,7 +75,7 @@ def owner(directory: RunDirectory) -> int | None:
     """Returns the process that uses a run directory: its launcher, or its chief; 0 if its number is unknown.
 
     Returns:
-        None if nobody does.
+        None if no process does.
     """
     try:
         file = directory.lock.open()

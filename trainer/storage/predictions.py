@@ -1,6 +1,6 @@
 """Writes predictions, batch by batch: arrays of an .npz file, rows of a .csv file, or objects of a .jsonl file.
 
-A file gets its name only when it is complete; until then, or if something fails, an older file of that name stays.
+A file gets its name only when it is complete; until then, or after a failure, an older file of that name stays.
 """
 
 import csv
@@ -48,10 +48,10 @@ def _counted(batches: Iterable[Outputs], shapes: dict[str, list[int]]) -> Iterat
 
 
 def _of_one_shape(batches: Iterable[Outputs]) -> Iterator[Outputs]:
-    """Yields the batches; all examples must have the shapes of the first, because an array or a table has one shape.
+    """Yields the batches, whose examples must all have one shape, as arrays and tables do.
 
     Raises:
-        ConfigError: if others follow, as of padded batches.
+        ConfigError: if shapes differ, as in padded batches.
     """
     first: dict[str, tuple[int, ...]] = {}
     for outputs in batches:

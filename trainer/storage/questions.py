@@ -1,6 +1,6 @@
-"""Asks a run that is under way for its parameters: a file with a question, which its chief answers with another.
+"""Asks a running run for its parameters, by a file that its chief answers with another file.
 
-The chief answers between two steps, so all values are of the same step, whatever holds the shards.
+The chief answers between two steps, so all values are of the same step.
 """
 
 import json
@@ -25,7 +25,7 @@ def ask(directory: RunDirectory, patterns: Sequence[str]) -> Path:
     """Asks for the parameters whose paths match a pattern (fnmatch).
 
     Returns:
-        Where the answer will be.
+        The path of the answer.
     """
     directory.requests.mkdir(exist_ok=True)
     number = secrets.token_hex(8)
@@ -34,7 +34,7 @@ def ask(directory: RunDirectory, patterns: Sequence[str]) -> Path:
 
 
 def withdraw(answer: Path) -> None:
-    """Forgets a question and its answer."""
+    """Removes a question and its answer."""
     question = answer.with_name(answer.stem.replace(ANSWER, QUESTION))
     for path in (question, answer):
         path.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def answer(directory: RunDirectory, name: str, step: int, values: Mapping[str, n
     """Answers the question in the file with this name from the values of a step, and removes it.
 
     Raises:
-        OSError, ValueError, TypeError: if its asker has left, it is damaged, or the directory cannot be written.
+        OSError, ValueError, TypeError: if its asker has exited, it is damaged, or the directory cannot be written.
     """
     question = directory.requests / name
     patterns = [str(one) for one in json.loads(question.read_text())]
@@ -59,7 +59,7 @@ def answer(directory: RunDirectory, name: str, step: int, values: Mapping[str, n
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a pattern means a path; the slots of an optimizer only by one that names them."""
+    """Whether a pattern matches a path; slots of an optimizer match only patterns that name them."""
     return fnmatchcase(path, pattern) and path.startswith(SLOTS) == pattern.startswith(SLOTS)
 
 

@@ -1,4 +1,4 @@
-"""What other commands ask of a run that is under way: files in its directory, which reach any host that shares it.
+"""Requests to a running run: files in its directory, which reach every host that shares it.
 
 `trainer stop`, `trainer save` and the console make them; the launcher, and the chief, look for them and remove them.
 """
@@ -12,7 +12,7 @@ from trainer.storage.run_directory import RunDirectory
 
 
 class Request(Enum):
-    """What can be asked of a run, or of one of its tasks."""
+    """A request to a run, or to one of its tasks."""
 
     stop = "stop"  # of the launcher: save a checkpoint and end all tasks
     save = "save"  # of the chief: save a checkpoint before the next step
@@ -24,7 +24,7 @@ def make(directory: RunDirectory, request: Request, task: str = "") -> None:
     """Writes the file that makes a request.
 
     Args:
-        task: its name, where one task is meant.
+        task: its name, for a request to one task.
 
     Raises:
         OSError: if the run directory cannot be written.
@@ -34,12 +34,12 @@ def make(directory: RunDirectory, request: Request, task: str = "") -> None:
 
 
 def is_pending(directory: RunDirectory, request: Request, task: str = "") -> bool:
-    """Whether it was asked and not taken yet."""
+    """Whether a request was made and not taken yet."""
     return _file(directory, request, task).exists()
 
 
 def take(directory: RunDirectory, request: Request, task: str = "") -> bool:
-    """Whether it was asked since the last call."""
+    """Takes a request; returns whether it was made since the last call."""
     with contextlib.suppress(OSError):  # nothing was asked
         _file(directory, request, task).unlink()
         return True
@@ -47,7 +47,7 @@ def take(directory: RunDirectory, request: Request, task: str = "") -> bool:
 
 
 def pending(directory: RunDirectory) -> set[str]:
-    """Returns the names of all files, by one look: most of the time there are none."""
+    """Returns the names of all request files in one listing: usually there are none."""
     with contextlib.suppress(OSError), os.scandir(directory.requests) as entries:
         return {entry.name for entry in entries}
     return set()

@@ -1,4 +1,4 @@
-"""Decides which checkpoint a run starts from, and moves aside what does not belong to it."""
+"""Decides which checkpoint a run starts from, and moves aside checkpoints that do not belong to it."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_exists(resume: str) -> None:
-    """Raises a CheckpointError if `resume` is a path to nothing; `find` says more, but only beside a plan."""
+    """Raises a CheckpointError if `resume` is a missing path; `find` checks more, but needs a plan."""
     if resume not in ("auto", "never") and not os.path.lexists(Path(resume)):
         raise CheckpointError(Path(resume), "does not exist")
 
@@ -34,7 +34,7 @@ def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = Fals
     """Finds the checkpoint that `resume` names: the newest valid one of the run (auto), none (never), or one at a path.
 
     Args:
-        again: whether this launch of the run has started before; then what it has saved comes first.
+        again: whether this launch of the run has started before; then its own checkpoints come first.
 
     Raises:
         CheckpointError: if the one at the path is damaged; if the run has checkpoints and all are damaged; or if it is
@@ -67,7 +67,7 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
 
 
 def describe_finished(config: RunConfig) -> str | None:
-    """Says that the run that a config names has finished already; None if there is something left to do."""
+    """Describes the run of a config if it has finished already; None if there is something left to do."""
     if config.run is None or config.resume != "auto":
         return None
     directory = RunDirectory(Path(config.run).resolve())
@@ -98,7 +98,7 @@ def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict
 
 
 def _steps(now: RunConfig, before: RunConfig) -> int | None:
-    """Returns the steps of a config without a plan; for unchanged epochs, those of before; None if unknown."""
+    """Returns the steps of a config without a plan; for unchanged epochs, the former steps; None if unknown."""
     if now.train.epochs is None:
         return now.train.steps
     ours, theirs = (
@@ -109,7 +109,7 @@ def _steps(now: RunConfig, before: RunConfig) -> int | None:
 
 
 def what_may_end(evaluate: EvaluateConfig, steps: int | None) -> dict[str, Any]:
-    """Returns what decides whether a run ends early: it goes on when one of these changes."""
+    """Returns the settings that decide whether a run ends early: it continues when one of these changes."""
     decides = asdict(evaluate) | {"best_is": evaluate.best_is.value}
     if (batches := decides.pop("steps")) is not None:
         decides["batches"] = batches
@@ -117,13 +117,13 @@ def what_may_end(evaluate: EvaluateConfig, steps: int | None) -> dict[str, Any]:
 
 
 def has_ended(source: Checkpoint, config: RunConfig) -> bool:
-    """Whether a run ended early at this checkpoint, and nothing has changed that decided it."""
+    """Whether a run ended early at this checkpoint, and the settings that decided so are unchanged."""
     ended = source.facts.get("ended")
     return isinstance(ended, dict) and _without_export(ended) == what_may_end(config.evaluate, config.train.steps)
 
 
 def _without_export(decides: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out which state is exported, which ends no run and had another default in older versions."""
+    """Leaves out export_best, which ends no run and had another default in older versions."""
     return {key: value for key, value in decides.items() if key != "export_best"}
 
 

@@ -192,7 +192,7 @@ def check_fits(checkpoint: Checkpoint, blocks: Sequence[Block], slots: Sequence[
             raise CheckpointError(checkpoint.path, problem, remedy)
     if slots is not None and set(facts["slots"]) != set(slots):
         theirs_and_ours = [", ".join(names) or "nothing" for names in (facts["slots"], slots)]
-        problem = "keeps {} for each row, this run's optimizer {}".format(*theirs_and_ours)
+        problem = "keeps {} for each row, but this run's optimizer keeps {}".format(*theirs_and_ours)
         raise CheckpointError(checkpoint.path, problem, remedy)
 
 

@@ -45,7 +45,7 @@ def skip(result: StepResult) -> None:
 
 def roll_back(result: StepResult) -> None:
     raise RollbackError(
-        f"{_describe(result)}; the run goes back to its newest checkpoint and continues with other batches",
+        f"{_describe(result)}; the run returns to its newest checkpoint and continues with other batches",
         step=result.bad,
     )
 

@@ -68,8 +68,8 @@ class Adapting:
         state = self.states[number] if number < len(self.states) else None
         if state is None or bytes(state["kind"]).decode() != type(layer).__name__:
             raise DataError(
-                f"{layer.name}, number {number + 1} of the layers to adapt, is not what this run has adapted: the "
-                "model's function must adapt the same layers in every task; if it was changed, type resume=never"
+                f"layer {layer.name} is number {number + 1} to be adapted, but this run adapted another one then: "
+                "the model's function must adapt the same layers in every task; if it was changed, type resume=never"
             )
         return state
 

@@ -98,7 +98,7 @@ def build_model(
         with values, (adapting or Adapting()).during(), lookups.building(sparse):
             model = function(*arguments, **given, **options)
         if not isinstance(model, keras.Model):
-            raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
+            raise ValueError(f"model {name} must return a keras.Model, not {type(model).__name__}")
         _check_trains_as_keras(model)
         if not all(layer.built for layer in model._flatten_layers()):
             with lookups.building(sparse), within_memory():
@@ -116,7 +116,7 @@ def _check_trains_as_keras(model: keras.Model) -> None:
     for step_of_keras in STEPS:
         if getattr(type(model), step_of_keras) is not getattr(keras.Model, step_of_keras):
             raise ValueError(
-                f"{name} has a {step_of_keras} of its own, which would not run: steps are computed on many workers; "
+                f"{name} overrides {step_of_keras}, which would not run: steps are computed on many workers; "
                 "override compute_loss(x, y, y_pred, sample_weight) or compute_metrics instead"
             )
     for variable in model.trainable_variables:
@@ -127,8 +127,8 @@ def _check_trains_as_keras(model: keras.Model) -> None:
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(
-                f"layer {layer.name} is stateful: it would continue each batch from the state that the one before left "
-                "in the same process, which neither several workers nor a checkpoint can have; remove stateful=True"
+                f"layer {layer.name} is stateful: it carries state from batch to batch within a process, which cannot "
+                "be shared between workers or kept in a checkpoint; remove stateful=True"
             )
 
 

@@ -76,7 +76,7 @@ def make_objective(
         weights = model._compile_loss._user_loss_weights
         if any(isinstance(one, str) for one in keras.tree.flatten(weights)):
             raise ValueError(
-                f"compile() got loss_weights={weights}, which must be numbers; its third argument without a name is "
+                f"compile() got loss_weights={weights}, which must be numbers; its third positional argument is "
                 "loss_weights: type compile(optimizer, loss, metrics=[...])"
             )
     weighted = model._compile_metrics._user_weighted_metrics if compiled_by_user and model._compile_metrics else None
@@ -233,7 +233,7 @@ def _made_metrics(function: Callable[[], Any]) -> Any:
     if isinstance(made, list | tuple | dict):
         return made
     raise ValueError(
-        f"metrics of the user's file returned a {type(made).__name__}; return "
+        f"metrics of the user's file returned an object of type {type(made).__name__}; return "
         '{"auc": keras.metrics.AUC()}, or a list of metrics'
     )
 

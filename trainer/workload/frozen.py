@@ -83,8 +83,8 @@ def _check_not_assigned(paths: Sequence[str]) -> None:
     """Training changes trainable variables by their gradients; what a layer assigns would be lost."""
     if paths:
         raise ValueError(
-            f"a layer assigns the trainable variable {paths[0]} when it is called, as SpectralNormalization "
-            "does, which is lost where gradients of several workers are averaged; leave this layer out"
+            f"a layer assigns the trainable variable {paths[0]} when it is called, as SpectralNormalization does; the "
+            "assigned value is lost when gradients of several workers are averaged; leave this layer out"
         )
 
 

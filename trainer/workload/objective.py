@@ -220,7 +220,7 @@ def _check_assigns_nothing(scope: keras.StatelessScope, known: Known) -> None:
     for variable, given in known:
         if not is_seed(variable) and scope.get_current_value(variable) is not given:
             raise ValueError(
-                f"the loss assigns {variable.path}, which is lost: assign it in the call of a layer instead"
+                f"the loss assigns {variable.path}, but that value is lost: assign it in a layer's call instead"
             )
 
 

@@ -59,7 +59,7 @@ def check_classes(use: Use, classes: int) -> None:
         outputs = "1 output" if given == 1 else f"{given} outputs"
         binary = "; or name the loss of a single output, binary_crossentropy" if (given, needed) == (1, 2) else ""
         raise Mismatch(
-            f"the data has labels 0..{needed - 1}, but the model has {outputs}{_in(use)}: end it with {needed}, "
+            f"the data has labels 0..{needed - 1}, but the model has {outputs}{_in(use)}: give it {needed}, "
             f"e.g. Dense(classes){binary}{f'; the loss ignores only the label {ignored}' if ignored else ''}"
         )
 

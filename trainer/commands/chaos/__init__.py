@@ -1,1 +1,1 @@
-"""trainer chaos: injects faults into runs and compares the results with an unbroken run's."""
+"""trainer chaos: injects faults into runs and compares the results with those of an unbroken run."""

@@ -1,4 +1,4 @@
-"""Whether faults can be injected as the config asks."""
+"""Checks whether the faults that a config asks for can be injected."""
 
 import difflib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from trainer.faults.problems import ConfigError, Problem
 
 
 def check(config: RunConfig, chaos: ChaosConfig) -> Iterator[Problem]:
-    """Yields what keeps faults from being injected as the config says."""
+    """Yields the reasons why the faults of the config cannot be injected."""
     if config.job is not None:
         yield Problem(
             "mode",
@@ -52,7 +52,7 @@ def check(config: RunConfig, chaos: ChaosConfig) -> Iterator[Problem]:
 
 
 def adapted(config: RunConfig, chaos: ChaosConfig) -> RunConfig:
-    """Returns the config of the runs: one that can be checked; of a soak, one without an end and a budget per fault."""
+    """Returns the config of the runs: with a journal; for a soak, without an end and with a budget per fault."""
     if not chaos.minutes:
         return replace(config, history=replace(config.history, journal=True))  # of a soak it would fill the disk
     restart = replace(config.restart, window_secs=min(config.restart.window_secs, chaos.every_secs))

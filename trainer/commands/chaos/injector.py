@@ -1,4 +1,4 @@
-"""Breaks a run as its faults say, and measures how soon it goes on and how many steps it lost."""
+"""Injects faults into a run, and measures how soon the run continues and how many steps it lost."""
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +31,11 @@ class Source(Protocol):
     """Decides which faults come when."""
 
     def due(self, step: int, now: float, *, is_quiet: bool) -> Sequence[Fault]:
-        """Faults to inject now; `now` is monotonic; `is_quiet`: the run has recovered from all earlier ones."""
+        """Returns the faults due at a monotonic time; `is_quiet`: the run has recovered from all earlier ones."""
 
 
 class Scheduled:
-    """Each fault at its step. Those at a failpoint come by themselves."""
+    """Injects each fault at its step; those at failpoints happen in the tasks."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._left = sorted((fault for fault in faults if fault.place is None), key=lambda fault: fault.step)
@@ -48,7 +48,7 @@ class Scheduled:
 
 @dataclass
 class _Open:
-    """A fault that the run has not been seen to recover from."""
+    """A fault that the run has not yet recovered from."""
 
     fault: Fault
     at: float
@@ -72,7 +72,7 @@ class _Open:
             self.recover_secs = seen.now - self.at
 
     def _has_passed(self, now: float) -> bool:
-        """Whether the fault itself is over, so that the run can be on its way back."""
+        """Whether the fault itself is over, so that the run can recover."""
         has_ended = self.ended.issuperset(self.fault.tasks)
         if self.fault.link is None and (self.fault.secs is None or has_ended):
             return has_ended
@@ -84,7 +84,7 @@ class _Open:
 
 
 def _at_work(seen: RunView) -> dict[str, TaskPage]:
-    """Pages of the tasks that take part in the training."""
+    """Returns the pages of the tasks that take part in training."""
     return {name: page for name, page in seen.pages.items() if page.state.is_at_work}
 
 
@@ -101,7 +101,7 @@ class FaultInjector:
         watch: Callable[[RunView], None] = lambda seen: None,
         report: Callable[[Recovery], None] = lambda recovery: None,
     ) -> None:
-        """Takes faults to inject, those that tasks inject into themselves, and the links that some fault may hit.
+        """Takes the faults to inject, those that tasks inject themselves, and the links that a fault may hit.
 
         `network_of` returns a process in the network of isolated tasks, for the proxies of those links.
 
@@ -146,7 +146,7 @@ class FaultInjector:
                 one.recover_secs = self._seen.now - one.at
 
     def recoveries(self) -> list[Recovery]:
-        """Returns what acted, in that order."""
+        """Returns the faults that took effect, in that order."""
         return [fault.recovery() for fault in self._faults]
 
     @property
@@ -165,7 +165,7 @@ class FaultInjector:
             self._healing.append(self._faults[-1])
 
     def _heal(self, seen: RunView) -> None:
-        """Ends what lasts a while, unless a later fault has the same link or task."""
+        """Ends faults whose time is over, unless a later fault has the same link or task."""
         over = [fault for fault in self._healing if seen.now >= fault.at + (fault.fault.secs or 0.0)]
         self._healing = [fault for fault in self._healing if fault not in over]
         for ended in over:
@@ -180,7 +180,7 @@ class FaultInjector:
                     seen.signal(task, signal.SIGCONT)
 
     def _notice_failpoints(self, seen: RunView) -> None:
-        """Takes the end of a task with a failpoint for that, unless another fault explains it."""
+        """Attributes the end of a task to its failpoint, unless another fault explains it."""
         before = self._seen
         if before is None or not self._armed:
             return
@@ -195,7 +195,7 @@ class FaultInjector:
 
 
 def _reached(seen: RunView) -> Progress:
-    """Returns how far the workers are; a ps can be a step ahead of what all shards have."""
+    """Returns the step that the workers have reached; a ps can be one step ahead of the other shards."""
     pages = [page for name, page in _at_work(seen).items() if name.startswith("worker:")]
     return max(((page.generation, page.step) for page in pages), default=(0, 0))
 

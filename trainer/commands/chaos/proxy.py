@@ -1,6 +1,6 @@
-"""Links between tasks that can be bad: a TCP proxy for each, in front of the ports of the task it leads to.
+"""Disturbs links between tasks: each has a TCP proxy in front of the ports of the task it leads to.
 
-A link is directed by who connects. All proxies are served by one process, in the network of the tasks.
+A link is directed from the task that connects. All proxies are served by one process, in the network of the tasks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Link = tuple[str, str]  # from a task, to a task
 
 @dataclass(frozen=True)
 class Condition:
-    """What a link does to what crosses it."""
+    """What a link does to the data that crosses it."""
 
     is_cut: bool = False  # forwards nothing, and drops nothing: what is sent meanwhile arrives afterwards
     is_reset: bool = False  # tears down every connection, new ones too
@@ -77,7 +77,7 @@ class Links:
         return json.loads(self._process.stdout.readline())
 
     def environment(self, task: str) -> dict[str, str]:
-        """Returns where a task finds the peers to which its links lead."""
+        """Returns the environment that leads a task to the proxies of its links."""
         found: dict[str, dict[str, str]] = {}
         for ((source, target), kind), address in zip(self._proxied, self._addresses, strict=True):
             if source == task:
@@ -89,13 +89,13 @@ class Links:
         self._ask([numbers, asdict(condition)])
 
     def close(self) -> None:
-        """Ends the proxies with their connections."""
+        """Ends the proxies and their connections."""
         if self._process is not None:
             self._process.communicate()
 
 
 def _start_process(network_of: int) -> subprocess.Popen[str]:
-    """Starts a process that serves proxies: the launcher cannot enter the network of its tasks, and be outside too."""
+    """Starts a process that serves proxies: the launcher cannot be inside the network of its tasks and outside it."""
     return subprocess.Popen(
         [sys.executable, "-m", "trainer.commands.chaos.proxy", str(network_of)],
         stdin=subprocess.PIPE,
@@ -106,7 +106,7 @@ def _start_process(network_of: int) -> subprocess.Popen[str]:
 
 
 async def _serve() -> None:
-    """Answers requests, JSON lines: the first has the targets, the others a condition for some; until their end."""
+    """Answers requests (JSON lines) until they end: the first has the targets, the others new conditions."""
     requests = asyncio.StreamReader(limit=2**24)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
     proxies = [Proxy(target) for target in json.loads(await requests.readline())]
@@ -121,7 +121,7 @@ async def _serve() -> None:
 
 
 class Proxy:
-    """Takes connections in the place of one address, "host:port" or "unix:PATH"."""
+    """Accepts connections in place of one address, "host:port" or "unix:PATH"."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -168,7 +168,7 @@ class Proxy:
         await _all(self._carry(requests, target), self._carry(answers, connection.writers[0]))
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Brings one direction across, to its end."""
+        """Forwards one direction of a connection until it ends."""
         on_the_way: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue(CHUNKS_ON_THE_WAY)
         now = asyncio.get_running_loop().time
 
@@ -206,7 +206,7 @@ class Proxy:
 
 
 async def _all(*work: Coroutine[Any, Any, None]) -> None:
-    """Runs them side by side; the first that fails ends the others."""
+    """Runs coroutines concurrently; the first that fails cancels the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)
@@ -221,7 +221,7 @@ class _Connection:
     writers: list[asyncio.StreamWriter]  # to whoever connected, then to the target
 
     def close(self) -> None:
-        """Ends both sides when what was sent to them has arrived."""
+        """Ends both sides once the data sent to them has arrived."""
         for writer in self.writers:
             writer.close()
 

@@ -1,4 +1,4 @@
-"""The kinds of random faults: whom each can hit in a cluster, and when. Pure, and a function of the seed alone."""
+"""The kinds of random faults, and the tasks and times that each can hit. Pure, and a function of the seed alone."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -34,20 +34,20 @@ NEEDS = {
 
 
 def links(crew: FaultTargets) -> list[tuple[str, str]]:
-    """Returns all that may be cut."""
+    """Returns every link that may be cut."""
     return [(worker, ps) for worker in crew.job("worker") for ps in crew.job("ps")]
 
 
 def _pushers(crew: FaultTargets) -> Sequence[str]:
-    """Workers that can die between two pushes."""
+    """Returns the workers that can die between two pushes."""
     return crew.job("worker") if crew.is_sharded and len(crew.holders) > 1 else ()
 
 
 def possible(kinds: Sequence[str], crew: FaultTargets, *, by_time: bool) -> tuple[list[str], list[str]]:
-    """Those of the kinds (none: all) that the run can have, and why not for each other one; `by_time`: as in a soak."""
+    """Returns the requested kinds (none: all) that the run can have, and why it cannot have the others."""
     wanted = list(dict.fromkeys(kinds or KINDS))
     needs = {kind: f"it needs {NEEDS[kind]}" for kind in wanted if not KINDS[kind](crew)}
-    needs |= {kind: "it happens at a point of the code" for kind in wanted if by_time and kind in AT_A_PLACE}
+    needs |= {kind: "it happens at a failpoint, not at a time" for kind in wanted if by_time and kind in AT_A_PLACE}
     return [kind for kind in wanted if kind not in needs], [f"{kind} is left out: {why}" for kind, why in needs.items()]
 
 
@@ -58,6 +58,6 @@ def draw(kind: str, random: Random, crew: FaultTargets, step: int) -> Fault:
 
 
 def random_faults(kind: str, count: int, seed: int, crew: FaultTargets) -> list[Fault]:
-    """So many faults of a kind at random steps; the same whatever other kinds are asked for."""
+    """Returns `count` faults of a kind at random steps, which do not depend on the other kinds."""
     random = Random(f"{seed} {kind}")
     return [draw(kind, random, crew, random.randint(FIRST_STEP, crew.steps - LAST_STEPS)) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A verdict on each run under faults, and a table with a row for each kind. Pure."""
+"""Judges each run under faults, and tabulates them by kind. Pure."""
 
 import json
 import math
@@ -37,7 +37,7 @@ HEADINGS = {
 
 @dataclass(frozen=True)
 class FaultOutcome:
-    """A run under faults."""
+    """The outcome of a run under faults."""
 
     kind: str
     name: str  # of its folder, below that of all
@@ -51,14 +51,14 @@ class FaultOutcome:
 
 @dataclass(frozen=True)
 class RecoveryBudget:
-    """How long a run may take until it makes steps again after a fault."""
+    """The time that a run may take to make steps again after a fault."""
 
     targets: FaultTargets
     restart: RestartConfig
     timeouts: TimeoutsConfig
 
     def allowed_secs(self, fault: Fault) -> float:
-        """Returns the seconds that are allowed for a fault."""
+        """Returns the seconds allowed for a fault."""
         heartbeat = self.timeouts.heartbeat_secs
         is_held = any(task in self.targets.holders for task in fault.tasks) and fault.link is None
         again = BOOT_SECS + self.restart.delay_secs + (LOAD_SECS if is_held else 0.0) + SLACK_SECS
@@ -79,9 +79,9 @@ def judge(
     *,
     finished: int = exit_codes.OK,
 ) -> list[str]:
-    """Returns what is wrong with how a run went, in words; `finished` is the exit code of one that went well."""
+    """Returns the problems of a run as sentences; `finished` is the exit code of a run that went well."""
     if code != finished:
-        return [f"it ended with {code}; see launcher.log"]
+        return [f"it ended with exit code {code}; see launcher.log"]
     acted = [m.fault for m in measured]
     problems = [f"'{fault}' did not happen" for fault in wanted if fault not in acted]
     for m in measured:
@@ -94,7 +94,7 @@ def judge(
 
 
 def with_steps_lost(measured: Sequence[Recovery], run: Path) -> list[Recovery]:
-    """Adds to each fault how far the chief's journal says that the run went back between it and the next one."""
+    """Adds to each fault the steps that the run lost between it and the next one, by the chief's journal."""
     path = run / "journal" / "worker-0.jsonl"
     entries = [journal.read(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
     reloads = [(entry.at, entry.step) for entry in entries if isinstance(entry, journal.Reload)]
@@ -121,7 +121,7 @@ def differences(unbroken: Path, other: Path) -> list[str]:
 
 
 def _values_by_step(path: Path) -> dict[int, list[dict[str, float]]]:
-    """Returns the values a run reported for each step, except those that depend on the machine; one line per step."""
+    """Returns the values that a run reported, a line per step, except those that depend on the machine."""
     values: dict[int, list[dict[str, float]]] = {}
     for line in json_lines.measured_lines(path):
         timeless = {name: value for name, value in line.items() if name not in OF_MACHINE}
@@ -167,7 +167,7 @@ def fault_line(measured: Recovery) -> str:
 
 
 def failures(outcomes: Sequence[FaultOutcome], folder: Path) -> list[str]:
-    """Returns a line for each run that is not as promised: where it lies, and how to have it again."""
+    """Returns a line for each run that broke a promise: its folder, and how to repeat it."""
     return [
         f"{folder / outcome.name}: {'; '.join(outcome.problems)}; to repeat it: {outcome.repeat}"
         for outcome in outcomes
@@ -176,7 +176,7 @@ def failures(outcomes: Sequence[FaultOutcome], folder: Path) -> list[str]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """As a rich table."""
+    """Returns the rows as a rich table."""
     from rich.table import Table
 
     shown = Table()

@@ -1,4 +1,4 @@
-"""trainer chaos: trains while tasks are killed, frozen and cut off, and compares the results with an unbroken run's."""
+"""trainer chaos: trains while tasks are killed, frozen and cut off, and compares the results with an unbroken run."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 
 
 def run(config: RunConfig, chaos: ChaosConfig) -> int:
-    """Runs everything, prints a line for each run and a table at the end, and writes both into the run directory.
+    """Makes all runs, prints a line for each and a table at the end, and writes both into the run directory.
 
     Returns:
         0 if every run under faults finished as promised.
@@ -61,7 +61,7 @@ class _ChaosRunner:
         self._outcomes: list[FaultOutcome] = []
 
     def compare(self) -> int:
-        """An unbroken run, and then those with faults; returns what ended them early, or 0."""
+        """Makes an unbroken run, then those with faults; returns the exit code that ended them early, or 0."""
         code = self._run(UNBROKEN, None)
         print(f"{UNBROKEN}: {exit_codes.meaning(code) if code else 'done'}", flush=True)
         if code:
@@ -75,7 +75,7 @@ class _ChaosRunner:
         return exit_codes.OK
 
     def _wanted(self) -> Iterator[tuple[str, str, list[Fault]]]:
-        """Kind, name and faults of each run."""
+        """Returns the kind, name and faults of each run."""
         chaos = self._chaos
         if chaos.schedule:
             yield "schedule", "schedule", schedule.parse(chaos.schedule, self._crew)
@@ -112,7 +112,7 @@ class _ChaosRunner:
         return code
 
     def soak(self) -> int:
-        """One long run; returns what ended it early, or 0."""
+        """Makes one long run; returns the exit code that ended it early, or 0."""
         chaos, out = self._chaos, sys.stdout
         random, can = Random(f"{chaos.seed} soak"), self._kinds()
         timed = Timed(
@@ -143,7 +143,7 @@ class _ChaosRunner:
         return exit_codes.OK
 
     def _kinds(self) -> list[str]:
-        """Returns the kinds of random faults; says which are left out."""
+        """Returns the kinds of random faults, and prints which are left out."""
         chaos = self._chaos
         can, left_out = random_faults.possible(chaos.kinds, self._crew, by_time=bool(chaos.minutes))
         for text in left_out:
@@ -151,12 +151,12 @@ class _ChaosRunner:
         return can
 
     def _broken_promises(self, name: str) -> list[str]:
-        """Returns what `trainer check` finds wrong with a run."""
+        """Returns the problems that `trainer check` finds in a run."""
         claims = examine(RunDirectory(self._path / name))
         return [problem for claim in claims for problem in claim.problems]
 
     def _run(self, name: str, injector: FaultInjector | None) -> int:
-        """Trains in a folder of its own; what a launcher says goes to a file there."""
+        """Trains in a folder of its own; the launcher's output goes to a file there."""
         directory = RunDirectory(self._path / name, self._described)
         directory.path.mkdir(parents=True, exist_ok=True)
         config = replace(self._config, run=str(directory.path))

@@ -1,10 +1,10 @@
-"""Faults in words, as `chaos.schedule` has them: "kill worker:2 @40; cut worker:1->ps:0 @60 for 15s". Pure.
+"""Parses faults as `chaos.schedule` spells them: "kill worker:2 @40; cut worker:1->ps:0 @60 for 15s". Pure.
 
 kill TASK @STEP                    SIGKILL when the global step is STEP; TASK is worker:2, chief, ps (all), all
-kill TASK in PLACE @STEP           at an exact place of its program, the first time it comes there from STEP on
+kill TASK in PLACE @STEP           at a failpoint of its program, the first time it reaches it from STEP on
 term TASK @STEP                    SIGTERM: all tasks save and leave, and the run is continued
-stop TASK @STEP [for 15s]          frozen; without a time until whoever supervises it kills it
-cut FROM->TO @STEP for 15s         FROM reaches TO no more: what it sends is held back, connections stay open
+stop TASK @STEP [for 15s]          frozen; without a time, until its supervisor kills it
+cut FROM->TO @STEP for 15s         FROM no longer reaches TO: data is held back, connections stay open
 delay FROM->TO 50+-25ms @STEP for 10s
 throttle FROM->TO 64KiB/s @STEP for 10s
 reset FROM->TO @STEP               all connections of FROM to TO are torn down
@@ -48,7 +48,7 @@ CHIEF = "worker:0"
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong in a run."""
+    """One fault of a run."""
 
     action: str  # of FORMS
     target: str  # as typed: worker:1, chief, ps, all, worker:1->ps:0
@@ -64,7 +64,7 @@ class Fault:
         return (self.tasks[0], self.tasks[1]) if "->" in self.target else None
 
     def __str__(self) -> str:
-        """As it is typed."""
+        """Returns the fault as it is typed."""
         jitter = f"+-{self.jitter:g}" if self.jitter else ""
         amount = {"delay": f" {self.amount:g}{jitter}ms", "throttle": f" {self.amount:g}KiB/s"}.get(self.action, "")
         place = f" in {self.place}" if self.place else ""
@@ -74,7 +74,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultTargets:
-    """The tasks of a run, as faults see them."""
+    """The tasks of a run that faults can hit."""
 
     tasks: tuple[str, ...]
     holders: tuple[str, ...]  # each holds state that is lost with it, so that all tasks start anew
@@ -83,7 +83,7 @@ class FaultTargets:
 
     @classmethod
     def of(cls, cluster: ClusterConfig, strategy: StrategyConfig, steps: int) -> FaultTargets:
-        """Returns the tasks of a run of so many steps."""
+        """Returns the targets of a run with this many steps."""
         tasks = tuple(f"{job}:{index}" for job, index in tasks_of(cluster))
         holding = "ps:" if cluster.ps else "worker:"
         holders = tuple(name for name in tasks if name.startswith(holding))
@@ -93,12 +93,12 @@ class FaultTargets:
         return tuple(task for task in self.tasks if task.startswith(f"{name}:"))
 
     def named(self, target: str) -> tuple[str, ...]:
-        """Returns the tasks that a word means; none for one that means nothing here."""
+        """Returns the tasks that a word names; empty if it names none here."""
         known = {"chief": (CHIEF,), "all": self.tasks} | {task: (task,) for task in self.tasks}
         return known.get(target) or self.job(target)
 
     def places(self, task: str) -> tuple[str, ...]:
-        """Returns the failpoints that a task can come to."""
+        """Returns the failpoints that a task can reach."""
         worker = ("step", "push") if self.is_sharded else ("step",)
         host = ("take", "apply", "token")
         chief = ("save-data", "save-manifest", "rename", *(("generation", "load") if self.is_sharded else ()))
@@ -174,7 +174,7 @@ def _no_target(text: str, target: str, crew: FaultTargets, *, is_link: bool) -> 
 
 
 def _never(fault: Fault, crew: FaultTargets) -> Problem | None:
-    """Returns why a fault could never come, if so."""
+    """Returns why a fault can never happen, or None."""
     if not 0 <= fault.step <= crew.steps:
         message = f"'{fault}' is after the last step; the run has train.steps={crew.steps}"
         return Problem(

@@ -1,4 +1,4 @@
-"""A long run under random faults: when they come, and whether the tasks keep what they should have given back."""
+"""A long run under random faults: schedules them, and detects tasks that leak memory or open files."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ PATIENCE_SECS = 120.0  # at the end, for a run that has not recovered
 
 
 class Timed:
-    """A random fault at intervals, and at the end a SIGTERM to one task, after which all save and leave."""
+    """Injects a random fault at intervals, and at the end a SIGTERM to one task, after which all save and exit."""
 
     def __init__(self, draw: Callable[[int], Fault], last: str, *, every_secs: float, secs: float) -> None:
         """Draws a fault every `every_secs`, or once the run has recovered; after `secs`, `last` gets a SIGTERM."""
@@ -56,7 +56,7 @@ class Resources:
                 self._samples.setdefault((task, seen.pids[task]), []).append(sample)
 
     def growth(self) -> list[str]:
-        """Tasks that held more in the last third of their longest attempt than in the first, in words."""
+        """Describes the tasks that held more in the last third of their longest attempt than in the first."""
         longest: dict[str, list[tuple[int, int]]] = {}
         for (task, _), samples in self._samples.items():
             longest[task] = max(longest.get(task, []), samples, key=len)

@@ -1,1 +1,1 @@
-"""trainer check: reads what a run left and verifies the promises."""
+"""trainer check: verifies the promises for a run from the files that it left."""

@@ -1,6 +1,6 @@
 """`trainer check run=PATH`: verifies a finished run from the files in its directory.
 
-Each claim is one line: what was checked, or why it could not be, or what contradicts it. TensorFlow is not needed.
+Each claim is one line: what was verified, why it could not be, or what contradicts it. TensorFlow is not needed.
 """
 
 import sys
@@ -97,11 +97,11 @@ class RunRecord:
 
 
 def run(path: Path) -> int:
-    """Prints what holds for the run in a directory and what does not; returns the exit code."""
+    """Prints which claims hold for the run in a directory; returns the exit code."""
     directory = RunDirectory(path)
     for file in (directory.config, directory.plan):
         if not file.is_file():
-            print(f"trainer: {file} does not exist; run=PATH must name the directory of a run", file=sys.stderr)
+            print(f"trainer: {file} does not exist; run=PATH must name a run directory", file=sys.stderr)
             return exit_codes.INPUT_MISSING
     try:
         claims = examine(directory)
@@ -180,7 +180,7 @@ def _hosts(run: RunRecord) -> Claim:
 
 
 def _unrecorded(run: RunRecord) -> str | None:
-    """Returns why it is unknown what the tasks did at each step."""
+    """Returns why the steps of the tasks are not recorded, or None."""
     if not run.config.history.journal:
         return NOT_RECORDED
     missing = [task.name for task in run.plan.trainers if not run.journals[task.name]]

@@ -1,4 +1,4 @@
-"""How often a run used each example, as model=oracle counted it, against the order of the data."""
+"""Compares how often a run used each example, counted by model=oracle, with the order of the data."""
 
 import json
 import os
@@ -24,7 +24,7 @@ Counts = NDArray[np.int64]
 def expected_counts(seed: int, steps: int, batch_size: int, examples: int) -> Counts:
     """Returns how often the first `steps` steps use each example: [examples].
 
-    Whole epochs use each of them once. Those of a partial epoch come from trainer/workload/data/order.py, asked
+    Whole epochs use each example once. Those of a partial epoch come from trainer/workload/data/order.py, asked
     in another process because it needs TensorFlow.
 
     `batch_size` is that of all replicas together.
@@ -37,7 +37,7 @@ def expected_counts(seed: int, steps: int, batch_size: int, examples: int) -> Co
 
 
 def check_counts(found: Path | Mapping[str, NDArray[Any]], expected: Counts) -> list[str]:
-    """Returns what was missed or counted more than once, a sentence for each parameter and difference.
+    """Returns a sentence for each parameter and each difference: examples missed, or counted more than once.
 
     Args:
         found: the parameters of model=oracle by path, or the .npz file that holds them.

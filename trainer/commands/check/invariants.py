@@ -1,7 +1,7 @@
-"""What must hold of the journals of a run; every breach is a sentence. Pure.
+"""The invariants of a run's journals; every violation is reported as a sentence. Pure.
 
 The entries are those of the journals (trainer/storage/journal.py), each task's in the order in which it wrote them.
-Which update a step got in the end follows from the reloads: a later generation that was loaded at a lower step replaces
+Which update a step has in the end follows from the reloads: a later generation that was loaded at a lower step replaces
 what an earlier one did after it.
 """
 
@@ -21,7 +21,7 @@ def reloads_of(chief: Sequence[Entry]) -> dict[int, int]:
 
 
 def standing(reloads: Reloads, step: int) -> int | None:
-    """The generation whose update led to a step, in the history that stands; None if it is older than the journal."""
+    """Returns the generation whose update of a step was not undone; None if it is older than the journal."""
     return max((generation for generation, loaded in reloads.items() if loaded < step), default=None)
 
 
@@ -41,7 +41,7 @@ def check_history(steps: Sequence[int], *, begin: int, end: int, every: int, las
 def check_pushes(
     workers: Iterable[Sequence[Entry]], reloads: Reloads, *, replicas: int, begin: int, end: int
 ) -> list[str]:
-    """Every update that stands has a gradient of every replica, computed in its own generation.
+    """Checks that every update that was not undone has a gradient of each replica, computed in its generation.
 
     `workers` are the entries of each. A launch before the last one, which began at `begin`, may have recorded none.
     """
@@ -75,9 +75,9 @@ def _pushes(entries: Iterable[Entry]) -> set[Gradient]:
 
 
 def _lost_pushes(entries: Sequence[Entry], reloads: Reloads) -> set[Gradient]:
-    """What a worker pushed as its last act before it died: it could not write that down, but the update is there.
+    """Returns what workers pushed just before they died and could not record, although the update was made.
 
-    Under sync nothing else explains that its next attempt joins one step further: nobody passes a step without it.
+    Under sync, nothing else explains that the next attempt joins one step later: no step completes without the worker.
     """
     own = [entry for entry in entries if isinstance(entry, Join | Push)]
     lost: set[Gradient] = set()
@@ -90,7 +90,7 @@ def _lost_pushes(entries: Sequence[Entry], reloads: Reloads) -> set[Gradient]:
 
 
 def check_host(name: str, entries: Iterable[Entry], reloads: Reloads) -> list[str]:
-    """Checks the steps of a task's shard: one after the other, and back only by a load that a reload announced."""
+    """Checks that a shard's steps are consecutive, and go back only by a load that a reload announced."""
     problems: list[str] = []
     generation, step = 0, None
     for entry in entries:
@@ -107,9 +107,9 @@ def check_host(name: str, entries: Iterable[Entry], reloads: Reloads) -> list[st
 
 
 def check_host_end(name: str, entries: Sequence[Entry], end: int) -> list[str]:
-    """The last step of a shard is the run's."""
+    """Checks that the last step of a shard is that of the run."""
     last = next((one.step for one in reversed(entries) if isinstance(one, Load | Update)), None)
-    return [] if last == end else [f"{name} ended at step {last}, the run at step {end}"]
+    return [] if last == end else [f"{name} ended at step {last}, but the run at {end}"]
 
 
 def _check_load(name: str, load: Load, reloads: Reloads, *, above: int) -> list[str]:
@@ -118,11 +118,11 @@ def _check_load(name: str, load: Load, reloads: Reloads, *, above: int) -> list[
     if generation not in reloads:
         return [
             *problems,
-            f"{name} loaded generation {generation} at step {step}, and the chief announced no such reload",
+            f"{name} loaded generation {generation} at step {step}, but the chief announced no such reload",
         ]
     if reloads[generation] != step:
         announced = f"the chief announced step {reloads[generation]}"
-        return [*problems, f"{name} loaded generation {generation} at step {step}, and {announced}"]
+        return [*problems, f"{name} loaded generation {generation} at step {step}, but {announced}"]
     return problems
 
 
@@ -139,7 +139,7 @@ def check_chief(entries: Iterable[Entry]) -> list[str]:
                 loaded, saved = generation, step
             case Adopt(generation) if generation != loaded:
                 was_last = f"generation {loaded} was the last one loaded"
-                problems.append(f"the chief took over generation {generation}, and {was_last}")
+                problems.append(f"the chief took over generation {generation}, but {was_last}")
             case Save(generation, step):
                 if generation != loaded:
                     saved_by = f"step {step} was saved by generation {generation}"
@@ -153,7 +153,7 @@ def check_chief(entries: Iterable[Entry]) -> list[str]:
 def _check_source(reload: Reload) -> list[str]:
     generation, step, source = reload.generation, reload.step, reload.checkpoint
     if source is None:
-        return [f"generation {generation} began anew, at step {step}"] if step else []
+        return [f"generation {generation} began without a checkpoint, but at step {step}"] if step else []
     name = PurePath(source).name
     if name.isdigit() and int(name) != step:  # the user's own name says nothing
         return [f"generation {generation} began at step {step}, from the checkpoint {source}"]
@@ -161,7 +161,7 @@ def _check_source(reload: Reload) -> list[str]:
 
 
 def check_lives(launcher: Iterable[Entry], tasks: Collection[str], *, good: Collection[int]) -> list[str]:
-    """No task, so no chief, had two processes at a time; each ended, and the last one with a `good` exit code.
+    """Checks that no task had two processes at once, that each ended, and the last with a `good` exit code.
 
     A first attempt begins a new launch, when no process of an earlier one was left.
     """
@@ -177,17 +177,17 @@ def check_lives(launcher: Iterable[Entry], tasks: Collection[str], *, good: Coll
                 alive[task] = attempt
             case TaskExit(task, code):
                 if task not in alive:
-                    problems.append(f"{task} ended with code {code} and had not been started")
+                    problems.append(f"{task} exited with code {code}, but had not been started")
                 alive.pop(task, None)
                 codes[task] = code
     problems += [f"attempt {attempt} of {task} never ended" for task, attempt in alive.items()]
     problems += [f"{task} was never started" for task in tasks if task not in alive and task not in codes]
     ended = {task: code for task, code in codes.items() if task not in alive}
-    return problems + [f"{task} ended with code {code}" for task, code in ended.items() if code not in good]
+    return problems + [f"{task} exited with code {code}" for task, code in ended.items() if code not in good]
 
 
 def ranges(steps: Collection[int], what: str) -> str:
-    """`step 7`; `3 steps: 1-2, 9`."""
+    """Formats steps: `step 7`; `3 steps: 1-2, 9`."""
     ordered = sorted(steps)
     if len(ordered) == 1:
         return f"{what} {ordered[0]}"

@@ -1,4 +1,4 @@
-"""trainer console: a web page of all runs in a folder, from which they are watched and steered.
+"""trainer console: serves a web page to watch and steer the runs in a folder.
 
 It reads run directories and starts launchers, and keeps no state of its own: runs continue if it dies.
 """

@@ -1,4 +1,4 @@
-"""What the console's buttons do: the same as commands in a terminal, by the same means."""
+"""Actions of the console's buttons, which do the same as commands in a terminal."""
 
 import os
 import subprocess
@@ -21,11 +21,11 @@ _launchers: dict[Path, subprocess.Popen[bytes]] = {}  # that this console starte
 
 
 class RefusedError(Exception):
-    """Why something cannot be done, in a sentence."""
+    """Says in a sentence why an action is impossible."""
 
 
 def stop(path: Path) -> None:
-    """Has a run save and end.
+    """Makes a run save and end.
 
     Raises:
         RefusedError: if it is not running, or has no launcher.
@@ -39,7 +39,7 @@ def stop(path: Path) -> None:
 
 
 def save(path: Path) -> None:
-    """Has a run save a checkpoint.
+    """Makes a run save a checkpoint.
 
     Raises:
         RefusedError: if it is not running.
@@ -81,13 +81,13 @@ def start_launcher(words: list[str], path: Path) -> None:
 
 
 def exit_code(path: Path) -> int | None:
-    """That of the launcher which this console started for a run directory; None: it is alive, or another's."""
+    """Returns the exit code of the launcher that this console started for a run; None if it is alive, or not ours."""
     launcher = _launchers.get(path)
     return None if launcher is None else launcher.poll()
 
 
 def yield_to_others() -> None:
-    """Gives this thread the lowest priority, so that training does not slow down while somebody looks.
+    """Gives this thread the lowest priority, so that looking at a run does not slow down its training.
 
     A process inherits the priority of the thread that starts it, so launchers are started by one that keeps its own.
     """
@@ -97,7 +97,7 @@ def yield_to_others() -> None:
 
 
 def ask_of_task(path: Path, task: str, request: Request) -> None:
-    """Has the launcher of a run kill a task, or have it write the stacks of its threads to its log.
+    """Makes the launcher of a run kill a task, or make it write the stacks of its threads to its log.
 
     Raises:
         RefusedError: if the run has no launcher, or no such task.

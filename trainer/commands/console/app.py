@@ -1,4 +1,4 @@
-"""The console's addresses."""
+"""The routes of the console."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -38,7 +38,7 @@ ASK_AGAIN_MS = 5000  # after which a browser asks for the changes of a run that 
 
 @dataclass(frozen=True)
 class Console:
-    """Answers requests; the handlers of one console."""
+    """The request handlers of one console."""
 
     folder: Folder
     config: ConsoleConfig
@@ -48,7 +48,7 @@ class Console:
         return not self.config.read_only
 
     def routes(self) -> list[BaseRoute]:
-        """With read_only there is no address that changes anything."""
+        """Returns the routes; with read_only, none of them changes anything."""
         name = "/runs/{name:path}"
         reading: list[BaseRoute] = [
             Route("/", self.index),
@@ -94,7 +94,7 @@ class Console:
         return self._form(draft)
 
     async def start(self, request: Request) -> Response:
-        """Starts a launcher, if nothing is wrong."""
+        """Starts a launcher if the form has no problems."""
         draft = await self._draft(request)
         await run_in_threadpool(form.examine, draft, self.config.user_folder, with_plan=False)
         if draft.problems:
@@ -134,7 +134,7 @@ class Console:
         return StreamingResponse(self._changes(name, known), media_type="text/event-stream")
 
     async def _changes(self, name: str, known: str | None) -> AsyncIterator[str]:
-        """Events whose numbers are the versions of the run's page; the browser has the page of version `known`."""
+        """Yields events numbered by the version of the run's page; the browser has version `known`."""
         yield f"retry: {ASK_AGAIN_MS}\n\n"
         while True:  # until the browser hangs up
             is_running = await run_in_threadpool(self.folder.is_running, name)
@@ -176,7 +176,7 @@ def _post(path: str, handler: Callable[[Request], Any]) -> Route:
 
 
 def _answer(name: str, act: Callable[[], None], done: str) -> Response:
-    """Does what a button is for, and leads back to the run's page, which says what became of it."""
+    """Performs the action of a button, and redirects to the run's page, which shows the result."""
     try:
         act()
         notice = done
@@ -194,7 +194,7 @@ async def _unreadable(request: Request, error: Exception) -> Response:
 
 
 def make_app(config: ConsoleConfig, folder: Path, *, token: str, port: int) -> Starlette:
-    """Returns the console of a folder's runs, for the bearer of a token."""
+    """Returns the app that shows a folder's runs to the bearer of a token."""
     return Starlette(
         routes=Console(Folder(folder.resolve()), config).routes(),
         middleware=[Middleware(Guard, token=token, port=port, host=config.host)],

@@ -1,4 +1,4 @@
-"""The folder whose runs the console shows, and which of its files may leave it."""
+"""The folder whose runs the console shows, and the files of it that may be downloaded."""
 
 import os
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ FILES = (  # and these
 
 
 class UnknownRunError(Exception):
-    """An address names no run below the console's folder."""
+    """No run below the console's folder has this name."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The folder whose runs are shown; nothing outside it is read, wherever links lead."""
+    """The folder whose runs are shown; nothing outside it is read, even through links."""
 
     path: Path
 
     def run(self, name: str) -> Path:
-        """Returns the directory of a run by its path from the folder.
+        """Returns a run directory by its path from the folder.
 
         Raises:
             UnknownRunError: if there is none, or a link leads out of the folder.
@@ -45,7 +45,7 @@ class Folder:
         """Returns a file of a run that may be downloaded.
 
         Raises:
-            UnknownRunError: if there is none, or it is another one.
+            UnknownRunError: if it does not exist, or may not be downloaded.
         """
         directory = self.run(name)
         try:
@@ -62,14 +62,14 @@ class Folder:
         return str(path.relative_to(self.path))
 
     def is_running(self, name: str) -> bool:
-        """Whether a run is there and running."""
+        """Whether a run exists and is running."""
         try:
             return lease.owner(RunDirectory(self.run(name))) is not None
         except UnknownRunError:
             return False
 
     def runs(self) -> list[tuple[str, Path]]:
-        """(name, directory) of every run that may be shown."""
+        """Yields (name, directory) of every run that may be shown."""
         found = []
         for path in runs.find(self.path):
             try:
@@ -80,7 +80,7 @@ class Folder:
 
 
 def _has_links(path: Path) -> bool:
-    """Whether a folder, or its logs, has a link: a task may have made one that leads to a file of another user's."""
+    """Whether a folder or its logs contain a link: a task may have made one to a file of another user."""
     with os.scandir(path) as entries:
         if any(entry.is_symlink() for entry in entries):
             return True

@@ -1,7 +1,7 @@
-"""The form that starts a run: its fields as overrides, and the problems of these at their fields.
+"""The form that starts a run: turns its fields into overrides, and shows their problems at the fields.
 
-What is typed becomes arguments of a process, never words of a shell. Only keys that say what is trained, and how, are
-taken: none that names a command, a file to write, or Python code or runs outside of the console's folders.
+Input becomes arguments of a process, never words of a shell. Only keys that say what is trained, and how, are
+accepted: none that names a command, a file to write, or Python code or runs outside the console's folders.
 """
 
 import json
@@ -77,7 +77,7 @@ def _choices(group: str) -> list[str]:
 
 @dataclass
 class Draft:
-    """What was typed, what it means, and what is wrong with it."""
+    """The values that were typed, their overrides, and their problems."""
 
     values: dict[str, str]
     overrides: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Draft:
 
 
 def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Draft:
-    """Turns what was typed into overrides; what may not be typed here is a problem."""
+    """Turns the values that were typed into overrides; keys that are not allowed here are problems."""
     draft = Draft({one.name: values.get(one.name, one.default).strip() for one in fields()})
     draft.values["more"] = values.get("more", "")
     given = draft.values
@@ -107,7 +107,7 @@ def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Dr
         if re.fullmatch(r"[\w.-]{1,64}", given[name]):
             draft.overrides.append(f"{name}={given[name]}")
         else:
-            draft.add(name, Problem(name, "malformed", f"{given[name]!r} is not a name", "letters, digits, _, . and -"))
+            draft.add(name, Problem(name, "malformed", f"{given[name]!r} is not a name", "use letters, digits and _.-"))
     length = "epochs" if given["epochs"] else "steps"
     numbers = [one for one in fields() if one.name in ("learning_rate", "batch_size", length)]
     draft.overrides += [f"{one.key}={given[one.name]}" for one in numbers if given[one.name]]
@@ -135,7 +135,7 @@ def _cluster(given: Mapping[str, str]) -> list[str]:
 
 
 def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None:
-    """Returns why a line of overrides is not taken; it is read as Hydra does."""
+    """Returns why a line of overrides, parsed as Hydra does, is refused; None if it is accepted."""
     try:
         (parsed,) = OverridesParser.create().parse_overrides([line])
         key, value = parsed.key_or_group, parsed.value()
@@ -144,7 +144,7 @@ def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None
         return Problem(
             line,
             "malformed",
-            "is no override",
+            "is not an override",
             "one key=value on each line, e.g. optimizer.clip_norm=1",
             about="override",
         )
@@ -163,7 +163,7 @@ def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None
 
 
 def _outside(value: str, allowed: str | None, key: str) -> Problem | None:
-    """Returns the problem of a path that leads outside of a folder, links followed."""
+    """Returns the problem of a path that leads outside a folder, links followed."""
     if allowed is None:
         return Problem("user", "not-allowed", "is not allowed here", f"start the console with {key}=FOLDER")
     try:
@@ -175,7 +175,7 @@ def _outside(value: str, allowed: str | None, key: str) -> Problem | None:
 
 
 def examine(draft: Draft, user_folder: str | None, *, with_plan: bool) -> None:
-    """Adds the problems of a draft's overrides, and its plan, by a process of their own."""
+    """Adds the problems of a draft's overrides, and its plan, computed in a separate process."""
     if draft.problems:
         return
     words = ["--plan"] if with_plan else []
@@ -199,21 +199,21 @@ def examine(draft: Draft, user_folder: str | None, *, with_plan: bool) -> None:
 
 
 def _field_of(problem: Problem) -> str:
-    """Where a problem is shown: at the field whose key is the longest that its own begins with; else at the others."""
+    """Returns the field that shows a problem: the one with the longest matching key, or else `more`."""
     key = problem.key.lstrip("+").partition("=")[0]
     known = [one for one in fields() if f"{key}.".startswith(f"{one.key}.")]
     return max(known, key=lambda one: len(one.key)).name if known else "more"
 
 
 def choose_directory(draft: Draft, folder: Folder) -> Path:
-    """Returns a directory for a new run, which no other has."""
+    """Returns a unique directory for a new run."""
     size = next(text.partition("=")[2] for text in draft.overrides if text.startswith("cluster="))
     started = time.strftime("%Y%m%d-%H%M%S")
     return folder.path / f"{draft.values['name']}-{size}-{started}-{secrets.token_hex(2)}"
 
 
 def from_run(name: str, folder: Folder) -> dict[str, str]:
-    """Returns what the form is filled with to start from another run's config; empty if there is no such run."""
+    """Returns the values of the form for another run's config; empty if there is no such run."""
     try:
         config = RunDirectory(folder.run(name)).read_config()
     except UnknownRunError:

@@ -1,4 +1,4 @@
-"""Who may use the console: the bearer of its token, from a page of its own, under a name that it has.
+"""Admits only requests with the console's token, from its own pages, to one of its host names.
 
 A page of another origin can send requests to loopback, too, and can point a name of its own at it (DNS rebinding), and
 other users of the machine reach its port. So every request needs the cookie that only the printed address gives and a
@@ -33,7 +33,7 @@ HEADERS = {
 
 
 class Guard:
-    """Lets requests through to the pages, or answers them itself."""
+    """Passes requests on to the pages, or refuses them."""
 
     def __init__(self, app: ASGIApp, *, token: str, port: int, host: str) -> None:
         """Guards an application.
@@ -71,7 +71,7 @@ class Guard:
         return None
 
     def _let_in(self, scope: Scope, query: dict[str, str]) -> Response:
-        """Takes the token out of the address, where it could be seen, and gives it as a cookie."""
+        """Moves the token from the address, where it could be seen, to a cookie."""
         if not hmac.compare_digest(query.pop(TOKEN).encode(), self._token.encode()):
             return PlainTextResponse("this token is not the console's; open the address that it printed\n", 401)
         path = "/" + scope["path"].lstrip("/")  # "//other.example" would lead elsewhere
@@ -85,6 +85,6 @@ class Guard:
 
 
 def _is_own(headers: Headers, host: str) -> bool:
-    """Whether a request comes from a page of this console; what names no origin does not."""
+    """Whether a request comes from a page of this console; requests without an origin do not."""
     site = headers.get("sec-fetch-site")
     return headers.get("origin") == f"http://{host}" and site in (None, "same-origin")

@@ -81,13 +81,13 @@ def _numbered(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _search(file: Path, text: str) -> ShownLog:
-    """Returns the last lines that have a text, in capitals or not."""
+    """Returns the last lines that contain a text, ignoring case."""
     matching = deque((line for line in _numbered(file) if text.lower() in line[1].lower()), maxlen=MAX_MATCHES + 1)
     return ShownLog(list(matching)[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
 
 
 def _first_failure(file: Path) -> ShownLog | None:
-    """Returns the first line of a failure, with what is around it."""
+    """Returns the first line of a failure, with the lines around it."""
     lines, before = _numbered(file), deque[tuple[int, str]](maxlen=LINES_BEFORE)
     for number, line in lines:
         if BAD.search(line):

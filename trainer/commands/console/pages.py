@@ -1,4 +1,4 @@
-"""Makes the console's pages from what run directories say. Pure but for reading files."""
+"""Renders the console's pages from run directories. Pure except for reading files."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ TAIL_BYTES = 512 * 1024  # of a log that are read where nothing is searched
 
 
 def index(folder: Folder, query: Mapping[str, str], *, can_post: bool) -> str:
-    """Returns the table of runs: filtered, sorted, the newest first, a page at a time."""
+    """Returns one page of the table of runs, filtered and sorted, the newest first."""
     order = query.get("sort") if query.get("sort") in RunOrder.__members__ else RunOrder.started.value
     order = RunOrder.started.value if order == RunOrder.disk.value or order is None else order
     listed = [(name, runs.read(path)) for name, path in folder.runs()]
@@ -120,7 +120,7 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
     Args:
         can_post: whether the run may be stopped, saved and continued.
         can_kill: whether its tasks may be killed.
-        notice: what became of the button that was pressed.
+        notice: the result of the button that was pressed.
     """
     if (output := _starting(folder, name)) is not None:
         code = exit_code(folder.path / name)
@@ -155,7 +155,7 @@ class CheckpointRow:
 
 
 def _checkpoints(path: Path) -> list[CheckpointRow]:
-    """Returns the checkpoints of a run, the last first, and its best."""
+    """Returns the checkpoints of a run, the last one first, and its best."""
     directory = RunDirectory(path)
     found = [("", one) for one in reversed(checkpoint.finished(directory.checkpoints))]
     found += [("best", one) for one in checkpoint.finished(directory.best)]
@@ -169,7 +169,7 @@ def _checkpoints(path: Path) -> list[CheckpointRow]:
 
 
 def _starting(folder: Folder, name: str) -> str | None:
-    """What a launcher that the console has started says before there is a run; None of another folder, or a run."""
+    """Returns the output of a launcher that the console started, before its run exists; else None."""
     root = folder.path.resolve()
     try:
         path = (root / name).resolve()
@@ -182,7 +182,7 @@ def _starting(folder: Folder, name: str) -> str | None:
 
 
 def new(draft: Any, fields: Sequence[Any]) -> str:
-    """Returns the form that starts a run, with what is wrong with what was typed, and its plan."""
+    """Returns the form that starts a run, with the problems of its values, and its plan."""
     command = shell.joined(["python", "-m", "trainer", *draft.overrides])
     values = {"plan": None, "draft": draft, "fields": fields, "command": command}
     if draft.plan is not None:
@@ -192,12 +192,12 @@ def new(draft: Any, fields: Sequence[Any]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _changed(path: Path, modified_ns: int) -> list[tuple[str, str, str]]:
-    """Returns what a config differs from the defaults in; composing them takes a tenth of a second."""
+    """Returns the settings of a config that are not defaults; composing those takes a tenth of a second."""
     return settings.changed(RunDirectory(path).read_config())
 
 
 def version(folder: Folder, name: str) -> str:
-    """Returns what changes whenever the page of a run does."""
+    """Returns a value that changes whenever the page of a run does."""
     directory = RunDirectory(folder.run(name))
     seen = (directory.status, directory.history, directory.summary, directory.lock, directory.event_log)
     return " ".join(map(_modified, seen))

@@ -1,6 +1,6 @@
 """`python -m trainer.commands.console.trial [--plan] < OVERRIDES`: the problems of a config, and its plan, as JSON.
 
-A process of its own: Hydra keeps its state in globals, and TensorFlow takes seconds to import.
+This is a separate process: Hydra keeps its state in globals, and TensorFlow takes seconds to import.
 """
 
 import json
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _forbidden(config: TypedConfig, user_folder: str | None) -> Iterator[Problem]:
-    """Yields what a config must not say, however its overrides were written."""
+    """Yields the problems of a config with forbidden keys, however its overrides were written."""
     usual = TypedConfig()
     for name in FIXED:
         if getattr(config, name) != getattr(usual, name):

@@ -1,4 +1,4 @@
-"""What Docker's answers mean for runs in containers: the engine, Compose and the NVIDIA runtime. Pure."""
+"""Judges Docker's answers for runs in containers: the engine, Compose and the NVIDIA runtime. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ INSTALL_COMPOSE = "install the package docker-compose-plugin from Docker's own r
 
 
 def docker(info: Answer | None, compose: Answer | None, gpu_count: int) -> list[Finding]:
-    """Docker's engine and Compose, from `docker info --format '{{json .}}'` and `docker compose version --short`."""
+    """Judges Docker and Compose by `docker info --format '{{json .}}'` and `docker compose version --short`."""
     if info is None:
         return [ok("docker", "not installed; only runs in containers need it")]
     if info.code is None:

@@ -1,4 +1,4 @@
-"""Holds what the checks of the doctor found, and prints it."""
+"""The findings of the doctor's checks, and their page."""
 
 import textwrap
 from collections import Counter
@@ -36,14 +36,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said."""
+    """The output of a command."""
 
     code: int | None  # exit code; negative: the signal that ended it; none: it had not ended at its deadline
     out: str = ""
     err: str = ""
 
     def last_words(self) -> str:
-        """The last line it printed, most often the reason."""
+        """Returns the last line that the command printed, which is usually the reason."""
         if self.code is None:
             return "no answer"
         return next((line.strip() for line in reversed((self.out + "\n" + self.err).splitlines()) if line.strip()), "")
@@ -62,7 +62,7 @@ def problem(what: str, message: str, remedy: str) -> Finding:
 
 
 def judged(what: str, message: str, problems: Iterable[Problem]) -> Finding:
-    """Returns a fact of this machine, or the problem that the checks of a config have with it."""
+    """Returns the finding for a fact of this machine, or for the problem that a config has with it."""
     return next((problem(what, one.message, one.remedy) for one in problems if one.key == what), ok(what, message))
 
 
@@ -72,7 +72,7 @@ def config(problems: Sequence[Problem], cluster: str) -> list[Finding]:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The last line of the page."""
+    """Returns the last line of the page."""
     counts = Counter(finding.level for finding in findings)
     parts = [count(counts[level], level.value) for level in (Level.problem, Level.warning) if counts[level]]
     if not parts:
@@ -81,7 +81,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Prints the page: level, what was looked at, what was found, and below it what to type."""
+    """Prints the page: level, what was checked, the result, and below it what to type."""
     console = Output()
     width = console.width
     first = max(len(level.value) for level in Level) + 2
@@ -98,6 +98,6 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines that leave paths and options whole, however narrow the terminal is."""
+    """Wraps a text without splitting paths and options, however narrow the terminal is."""
     lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
     return [indent + line for line in lines]

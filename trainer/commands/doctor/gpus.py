@@ -1,4 +1,4 @@
-"""What the answers of nvidia-smi and TensorFlow mean for runs on GPUs. Pure."""
+"""Judges the answers of nvidia-smi and TensorFlow for runs on GPUs. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -56,20 +56,20 @@ def read_gpus(csv: str) -> list[Gpu]:
 
 
 def read_processes(csv: str) -> list[GpuProcess]:
-    """From --query-compute-apps with `PROCESS_FIELDS`; a name may hold commas."""
+    """Reads the output of --query-compute-apps with `PROCESS_FIELDS`; a name may contain commas."""
     rows = (re.fullmatch(r"\s*([^,]+),\s*(\d+),\s*(.*),\s*([^,]+)", line) for line in csv.splitlines())
     return [GpuProcess(row[1], int(row[2]), row[3], _mib(row[4])) for row in rows if row]
 
 
 def _mib(text: str) -> int | None:
-    """A number of MiB; none for [N/A] and [Insufficient Permissions]."""
+    """Returns a number of MiB; None for [N/A] and [Insufficient Permissions]."""
     return int(text) if text.strip().isdigit() else None
 
 
 def gpus(
     asked: Answer | None, processes: Answer | None, banner: Answer | None, *, device_files: int, wanted: bool
 ) -> list[Finding]:
-    """The driver, and each GPU with the processes on it, from the answers to --query-gpu and --query-compute-apps.
+    """Judges the driver, and each GPU with its processes, by the answers to --query-gpu and --query-compute-apps.
 
     `banner` is the answer of nvidia-smi without arguments: no query returns the CUDA version. `device_files` counts
     /dev/nvidia0, /dev/nvidia1, ...
@@ -108,7 +108,7 @@ def _gpu(gpu: Gpu, all_gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> 
     emptiest = max(all_gpus, key=lambda other: other.free_mib or 0)
     other = f", or type device.gpus={{worker:[{emptiest.index}]}}" if not emptiest.is_nearly_full() else ""
     if not mine:
-        return warning(what, f"{text}; nearly full, by processes not seen from here", f"nvidia-smi, on the host{other}")
+        return warning(what, f"{text}; nearly full; its processes are not visible", f"nvidia-smi, on the host{other}")
     largest = max(mine, key=lambda process: process.used_mib or 0)
     return warning(
         what, f"nearly full: {text}", f"kill {largest.pid}, if it is yours{other or ', or wait until it ends'}"
@@ -118,7 +118,7 @@ def _gpu(gpu: Gpu, all_gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> 
 def gpus_of_tensorflow(
     seen: int, facts: Mapping[str, Any], complaints: str, visible: str | None, *, wanted: bool
 ) -> list[Finding]:
-    """Whether TensorFlow sees the GPUs that nvidia-smi lists.
+    """Judges whether TensorFlow sees the GPUs that nvidia-smi lists.
 
     `facts` and `complaints` (stderr) are of the child that imported TensorFlow; `visible` is CUDA_VISIBLE_DEVICES.
     """
@@ -137,6 +137,6 @@ def gpus_of_tensorflow(
 
 
 def _reason(complaints: str) -> str:
-    """The first line of TensorFlow's log that says why it sees no GPU, without date, process and place."""
+    """Returns the first line of TensorFlow's log that says why it sees no GPU, without date, process and file."""
     lines = (re.sub(r"^.*?\w+\.cc:\d+\]\s*", "", line) for line in complaints.splitlines())
     return next((line for line in lines if re.search("dlopen|cuda drivers|cuInit|CUDA_ERROR|libcuda", line)), "")

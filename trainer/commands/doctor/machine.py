@@ -1,4 +1,4 @@
-"""What a machine's answers mean for a run: ok, a warning or a problem, and what to type. Pure: nothing is asked here.
+"""Judges the facts of a machine for a run: ok, a warning or a problem, and what to type. Pure: it probes nothing.
 
 `doctor.py` asks the machine and hands the answers over, as text where a command gave text; GPUs and Docker have modules
 of their own.
@@ -16,16 +16,16 @@ LITTLE_DISK, NO_DISK = 1 * GIB, 100 * 2**20  # a checkpoint holds the parameters
 
 
 def cores(usable: int, of_machine: int, limit: float | None) -> Finding:
-    """Cores that a plan counts on, those of the machine, and the limit of its cgroup."""
+    """Judges the cores that a plan counts on, by those of the machine and the limit of its cgroup."""
     text = f"{usable} of {of_machine}" if usable != of_machine else f"{usable}"
     if limit is not None and limit < usable:
         message = f"{text}, but the cgroup allows only {limit:g}: every step will be slow"
         return warning("cores", message, "device.intra_op_threads={ps:1,worker:1}")
-    return ok("cores", text if limit is None else f"{text}, a cgroup's limit of {limit:g}")
+    return ok("cores", text if limit is None else f"{text}; the cgroup allows {limit:g}")
 
 
 def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
-    """Main memory in bytes: /proc/meminfo, the cgroup's limit, and its use without files that are only cached."""
+    """Judges main memory, in bytes: /proc/meminfo, the cgroup's limit, and its use without cached files."""
     if "MemTotal" not in meminfo:
         return warning(
             "memory", "unknown: there is no /proc/meminfo", "check it by hand: each task needs about 0.5 GiB"
@@ -34,7 +34,7 @@ def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
     text = f"{size(free)} of {size(total)} available"
     if limit is not None and limit < total:
         free = min(free, limit - used)
-        text += f"; a cgroup's limit of {size(limit)}, {size(used)} in use"
+        text += f"; the cgroup allows {size(limit)}, {size(used)} in use"
     if free < LITTLE_MEMORY:
         return warning("memory", text, "end other programs, or use a smaller cluster=; a task needs about 0.5 GiB")
     return ok("memory", text)
@@ -50,7 +50,7 @@ def shared_memory(nbytes: int | None, gpu_count: int) -> Finding:
 
 
 def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> Finding:
-    """Where runs write: its path, the part of it that exists, free bytes, and why no file can be written, if so."""
+    """Judges where runs write: path, the part of it that exists, free bytes, and why no file can be written, if so."""
     what = "run directory"
     if refused is not None:
         remedy = f"run=/a/folder/of/yours, or sudo mkdir -p {path} && sudo chown $USER {path}"

@@ -1,4 +1,4 @@
-"""Verdicts on addresses, ports and proxies. Pure."""
+"""Judges addresses, ports and proxies. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ def localhost(refused: str | None) -> Finding:
 
 
 def isolation(refused: str, settings: Mapping[str, str]) -> Finding:
-    """Whether tasks can have a network of their own: why not, and the kernel's settings of USER_NAMESPACES, as text."""
+    """Judges whether tasks can have their own network: why not, and the kernel's settings of USER_NAMESPACES."""
     if not refused:
         return ok("isolation", "no other program can reach the tasks of a run on this machine")
     pairs = [(name, text, *USER_NAMESPACES[name]) for name, text in settings.items()]
     allowed = [f"{name}={other}" for name, text, forbidding, other in pairs if text.strip() == forbidding]
     remedy = f"sudo sysctl -w {' '.join(allowed)}" if allowed else "launch=docker, whose network is closed"
-    message = f"not possible, so whoever reaches this machine can reach the tasks of a run: {refused}"
+    message = f"not available, so anyone who can reach this machine can reach the tasks of a run: {refused}"
     return warning("isolation", message, remedy)
 
 
@@ -61,7 +61,7 @@ def read_port_range(text: str | None) -> tuple[int, int] | None:
 
 
 def ports(local: Sequence[Port], elsewhere: int, unknown: Mapping[str, str], ephemeral: str | None) -> list[Finding]:
-    """The ports of this machine's tasks, the number of tasks elsewhere, and why hosts cannot be resolved, by name."""
+    """Judges the ports of this machine's tasks, given the number of other tasks and the hosts that do not resolve."""
     what, findings = "addresses", []
     for host, reason in unknown.items():
         remedy = f"getent hosts {host}; or write IP addresses into cluster.addresses"
@@ -85,7 +85,7 @@ def ports(local: Sequence[Port], elsewhere: int, unknown: Mapping[str, str], eph
 
 
 def proxies(environment: Mapping[str, str]) -> Finding:
-    """Proxy variables, by name only: their values may hold passwords."""
+    """Judges proxy variables, by name only: their values may contain passwords."""
     names = [name for name in (*PROXIES, *map(str.upper, PROXIES)) if environment.get(name)]
     if environment.get("grpc_proxy"):
         message = (
@@ -99,7 +99,7 @@ def proxies(environment: Mapping[str, str]) -> Finding:
 
 
 def tf_config(text: str | None, problems: Sequence[Problem], task: str, cluster: str) -> Finding:
-    """The variable, the problems of reading it, and the task and the cluster that it gives to this process."""
+    """Judges the variable by the problems of reading it, and by the task and cluster that it sets for this process."""
     if not text:
         return ok("TF_CONFIG", "not set; the trainer starts all tasks itself")
     return judged("TF_CONFIG", f"this process runs {task} of {cluster}", problems)

@@ -1,8 +1,8 @@
 """`trainer doctor`: checks this machine and says how to fix it.
 
-All checks run side by side, each in a thread of its own, and with one deadline: a dead name server, disk or driver must
-not hold up the others. TensorFlow is imported by a child process only. The verdicts are in `machine.py` and its
-neighbours, which ask the machine nothing.
+All checks run concurrently, each in its own thread, with one deadline: a dead name server, disk or driver must
+not hold up the others. TensorFlow is imported by a child process only. Verdicts are in `machine.py` and its
+neighbours, which do not probe the machine.
 """
 
 import os
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class MachineNeeds:
-    """What a config asks of this machine."""
+    """The requirements of a config for this machine."""
 
     problems: Sequence[Problem]  # that it has here
     cluster: str  # e.g. 2ps4w
@@ -79,7 +79,7 @@ def run(config: RunConfig) -> int:
 
 
 def examine(wanted: MachineNeeds, environment: Mapping[str, str]) -> list[Finding]:
-    """Runs every check; the findings are in the page's order."""
+    """Runs every check, and returns the findings in the order of the page."""
     deadline = time.monotonic() + DEADLINE_SECS
     installed = {name: version for name in TENSORFLOWS if (version := version_of(name))}
     not_isolated = why_impossible()  # before there are threads: it forks
@@ -135,7 +135,7 @@ def start(work: Callable[[], T]) -> Future[T]:
 
 
 def collect(what: str, findings: Future[list[Finding]], deadline: float) -> list[Finding]:
-    """Returns the findings of one check; a check that does not end, or fails itself, is a finding too."""
+    """Returns the findings of one check; a check that hangs or fails is a finding too."""
     remedy = "check it by hand; the other checks do not depend on it"
     try:
         return findings.result(max(0.0, deadline - time.monotonic()))
@@ -146,7 +146,7 @@ def collect(what: str, findings: Future[list[Finding]], deadline: float) -> list
 
 
 def command(*arguments: str) -> Answer | None:
-    """What a command prints, if there is such a command."""
+    """Returns the output of a command, or None if there is no such command."""
     try:
         process = subprocess.Popen(
             arguments,
@@ -191,7 +191,7 @@ def check_docker(gpu_count: int) -> list[Finding]:
 
 
 def check_run_directory(path: Path) -> Finding:
-    """Writes an unnamed file into the part of the path that exists, and leaves nothing behind."""
+    """Checks that an unnamed file can be written into the existing part of the path, and leaves nothing behind."""
     path = path.resolve()
     there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # no error where it may not look
     refused = None
@@ -219,7 +219,7 @@ def try_localhost() -> str | None:
 
 
 def locate(by_job: Mapping[str, Sequence[str]]) -> tuple[list[Port], int, dict[str, str]]:
-    """The ports of this machine among the addresses, the number of the other addresses, and why hosts are unknown."""
+    """Returns this machine's ports among the addresses, the number of other addresses, and why hosts are unknown."""
     local: list[Port] = []
     elsewhere, unknown = 0, dict[str, str]()
     here: dict[str, bool] = {}  # by host
@@ -245,7 +245,7 @@ def locate(by_job: Mapping[str, Sequence[str]]) -> tuple[list[Port], int, dict[s
 
 
 def why_taken(port: int) -> str | None:
-    """Why a task could not listen on a port of every interface; none if it could."""
+    """Returns why a task could not listen on a port of every interface; None if it could."""
     try:
         with HeldPorts(0) as held:
             held.hold(port)

@@ -1,4 +1,4 @@
-"""Verdicts on Python and its packages. Pure."""
+"""Judges Python and its packages. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def package(name: str, version: str | None, at: str = "") -> Finding:
 
 
 def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Finding]:
-    """TensorFlow's version by distribution, and the answer of the child process that imported it, if there was one."""
+    """Judges TensorFlow by its distributions' versions, and by the answer of the child process that imported it."""
     if not installed:
         message = f"is not installed; supported: {SUPPORTED['tensorflow']}"
         return [problem("tensorflow", message, f"{CPU_WHEELS}   (with GPUs: requirements/gpu.txt)")]
@@ -37,7 +37,7 @@ def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Fi
 def _import(imported: Answer) -> Finding:
     try_it = "python -c 'import tensorflow'"
     if imported.code is None:
-        message = "importing TensorFlow takes longer than the doctor waits: a busy machine, or a slow disk"
+        message = "importing TensorFlow timed out: the machine is busy, or its disk is slow"
         return warning("import", message, f"time {try_it}")
     facts = read_import(imported)
     if facts is None:
@@ -47,13 +47,13 @@ def _import(imported: Answer) -> Finding:
             reason = imported.last_words()
         return problem("import", f"TensorFlow cannot be imported: {reason}", f"{try_it}; {CPU_WHEELS}")
     if facts["backend"] != "tensorflow":
-        message = f"Keras computes with {facts['backend']}, and the trainer needs tensorflow"
+        message = f"Keras uses the backend {facts['backend']}, but the trainer needs tensorflow"
         return problem("import", message, "export KERAS_BACKEND=tensorflow")
     return ok("import", f"TensorFlow and Keras in {facts['secs']:.1f} s, {'CUDA' if facts['cuda'] else 'CPU'} build")
 
 
 def read_import(imported: Answer) -> dict[str, Any] | None:
-    """The facts that IMPORT in probe.py prints; none if the import failed."""
+    """Returns the facts that IMPORT in probe.py prints; None if the import failed."""
     try:
         facts = json.loads(imported.out.splitlines()[-1])
     except (IndexError, ValueError):

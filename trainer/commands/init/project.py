@@ -16,7 +16,7 @@ NEXT = "next:  cd {}\n       python -m trainer experiment.yaml"
 def check(project: str | None) -> list[Problem]:
     """Returns what is wrong with the folder, which must be empty or not exist."""
     if not project:
-        return [Problem("project", "not-set", "trainer init needs a folder to make", "e.g. trainer init my_project")]
+        return [Problem("project", "not-set", "trainer init needs a folder's name", "e.g. trainer init my_project")]
     folder = Path(project)
     try:
         held = sorted(os.listdir(folder)) if folder.exists() else []

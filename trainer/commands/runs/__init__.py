@@ -1,1 +1,1 @@
-"""Commands about runs that have been started: list them, look at them, and steer them."""
+"""Commands about runs that have been started: list, inspect and steer them."""

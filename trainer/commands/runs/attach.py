@@ -1,4 +1,4 @@
-"""trainer attach: reads parameters of a run that is under way, all of the same step, without stopping it."""
+"""trainer attach: reads parameters of a running run, all of the same step, without stopping it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a command names, and prepares this process to compute with it."""
+"""Finds the checkpoint that a command names, and prepares this process to use it."""
 
 import os
 import sys

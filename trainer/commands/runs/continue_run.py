@@ -1,4 +1,4 @@
-"""trainer continue: starts a run again where it stopped, with its own config and the keys that are changed."""
+"""trainer continue: restarts a run where it stopped, with its own config and the changed keys."""
 
 import dataclasses
 import os
@@ -24,10 +24,10 @@ OF_THIS_COMMAND = ("mode", "run", "json")
 
 
 def run(config: RunConfig, start: Start, *, write_plan_to: str | None = None) -> int:
-    """Trains on; returns the exit code of the run.
+    """Continues the run; returns its exit code.
 
     Raises:
-        ConfigError: if its config, with what was changed of it, cannot run here.
+        ConfigError: if its config, with the changed keys, cannot run here.
         RunInUseError: if it is running.
     """
     directory = directory_of(config.run)
@@ -56,7 +56,7 @@ def run(config: RunConfig, start: Start, *, write_plan_to: str | None = None) ->
 
 
 def _changed(stored: RunConfig, name: str, config: RunConfig) -> RunConfig:
-    """Returns the stored config with a key as the command line has it.
+    """Returns the stored config with a key set as on the command line.
 
     Raises:
         ConfigError: if it is not a single key.
@@ -75,7 +75,7 @@ def _changed(stored: RunConfig, name: str, config: RunConfig) -> RunConfig:
 
 
 def _go_to_its_folder(directory: RunDirectory) -> None:
-    """Changes to the folder in which the run was started: paths of its config may be relative to that."""
+    """Changes to the folder in which the run was started: paths in its config may be relative to it."""
     folder = (runs.read_status(directory).get("launcher") or {}).get("folder")
     if isinstance(folder, str) and folder and Path(folder).is_dir():
         os.chdir(folder)

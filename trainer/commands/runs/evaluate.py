@@ -69,7 +69,7 @@ def other_data(config: RunConfig, directory: RunDirectory) -> OtherData | None:
 
 
 def _of_whole_files(name: str, given: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options with which all examples of the files are evaluated on if only their path was typed.
+    """Returns options that evaluate on all examples of the files, if only their path was typed.
 
     `path` keeps the files of the run, because they define the ids of texts, unless the new files lack the label.
     """

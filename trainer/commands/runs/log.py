@@ -1,4 +1,4 @@
-"""trainer log: hands a run to loggers, from where they were."""
+"""trainer log: passes a run to loggers, from where they stopped."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from trainer.storage.run_directory import RunDirectory
 
 
 def run(directory: RunDirectory, loggers: Sequence[str]) -> int:
-    """Prints what became of each logger; returns 0, or 69 if one failed.
+    """Prints the result of each logger; returns 0, or 69 if one failed.
 
     Raises:
         RunInUseError: if the run has not ended.

@@ -1,4 +1,4 @@
-"""The run that run=PATH names."""
+"""Finds the run that run=PATH names."""
 
 from pathlib import Path
 
@@ -23,9 +23,7 @@ def directory_of(run: str | None) -> RunDirectory:
     assert run is not None  # it was checked
     path = Path(run)
     if not runs.is_run(path):
-        why = (
-            "is not the directory of a run: it has no config.yaml and plan.json" if path.exists() else "does not exist"
-        )
+        why = "is not a run directory: it has no config.yaml and plan.json" if path.exists() else "does not exist"
         hint = "; python -m trainer runs lists those in runs/" if Path("runs").is_dir() else ""
         raise NoSuchRunError(f"{path} {why}{hint}")
     return RunDirectory(path.resolve())

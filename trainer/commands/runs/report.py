@@ -1,4 +1,4 @@
-"""trainer report: writes the report of a run, or of several beside each other, as one HTML file."""
+"""trainer report: writes the report of a run, or of several runs side by side, as one HTML file."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ def run(directory: RunDirectory, options: ReportCommandConfig) -> int:
     """Writes the report and prints where it is; returns 0.
 
     Raises:
-        NoSuchRunError: if one of the directories is not that of a run.
+        NoSuchRunError: if one of them is not a run directory.
     """
     others = [Path(name) for name in options.beside]
     for path in others:
         if not runs.is_run(path):
-            raise NoSuchRunError(f"report.beside: {path} is not the directory of a run")
+            raise NoSuchRunError(f"report.beside: {path} is not a run directory")
     file = None if options.file is None else Path(options.file)
     print(shown(page.write(directory.path, [path.resolve() for path in others], file).resolve()))
     return exit_codes.OK

@@ -1,4 +1,4 @@
-"""trainer save: has a run save a checkpoint before its next step, and waits until it is there."""
+"""trainer save: makes a run save a checkpoint before its next step, and waits for it."""
 
 import time
 from pathlib import Path
@@ -40,7 +40,7 @@ def run(directory: RunDirectory, *, as_json: bool) -> int:
 
 
 def _wait(directory: RunDirectory, before: set[Path], where: str) -> Path:
-    """Returns the first checkpoint that is new once the request has been taken."""
+    """Returns the first new checkpoint once the request has been taken."""
     taken_at: float | None = None
     while True:
         is_running = lease.owner(directory) is not None  # before the folder is read

@@ -26,7 +26,7 @@ OLD_SECS = 10.0  # a launcher writes its status four times a second
 
 
 def show(directory: RunDirectory, *, as_json: bool) -> None:
-    """Prints a run as a person reads it, or as one JSON object."""
+    """Prints a run as text, or as one JSON object."""
     facts, status = runs.read(directory.path), runs.read_status(directory)
     if as_json:
         print_json(asdict(facts) | {"status": status})
@@ -46,7 +46,7 @@ def show(directory: RunDirectory, *, as_json: bool) -> None:
 
 
 def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is to say of a run, a line each."""
+    """Yields the lines that describe a run."""
     state = facts.state if facts.phase == facts.state else f"{facts.state}, {facts.phase}"
     yield f"{shown(Path(facts.path))}: {state}, step {facts.step} of {facts.steps}"
     if facts.failed:
@@ -102,7 +102,7 @@ def _numbers(page: TaskPage, step: int) -> list[str]:
 
 
 def _waits(waits: Mapping[str, Mapping[str, float]]) -> Table:
-    """Who has waited for whom, in seconds."""
+    """Returns how long tasks have waited for others, in seconds."""
     others = sorted({other for row in waits.values() for other in row} - {UPDATE})
     table = Table(
         title="seconds that each worker has waited",

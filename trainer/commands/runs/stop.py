@@ -1,4 +1,4 @@
-"""trainer stop: has a run save a checkpoint and end, and waits until it has."""
+"""trainer stop: makes a run save a checkpoint and end, and waits until it has."""
 
 import time
 

@@ -1,1 +1,1 @@
-"""Several runs that differ in some values: which to try, in what order, and what came of each."""
+"""Sweeps: several runs that differ in some values, the order in which to try them, and the result of each."""

@@ -31,7 +31,7 @@ MOST_CHECKED = 100  # configs
 
 
 def check(config: RunConfig, asked: SweepConfig) -> list[Problem]:
-    """Returns what is wrong with a sweep; each value is tried in a config, with the first values of the other keys."""
+    """Returns the problems of a sweep: tries each value in a config, with the first values of the other keys."""
     if not asked.space:
         remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
         return [Problem("sweep.space", "not-set", "trainer sweep needs keys with values", remedy)]
@@ -74,10 +74,10 @@ def run(config: RunConfig, asked: SweepConfig) -> int:
 
 
 def run_combinations(jobs: Sequence[Invocation]) -> int:
-    """Runs what --multirun asks for, in order.
+    """Runs the combinations of --multirun, in order.
 
     Raises:
-        ConfigError: if the config asks for what only trainer sweep does, or for shares that this machine does not have.
+        ConfigError: if the config asks for features of trainer sweep, or for shares that this machine does not have.
     """
     config, asked = jobs[0].config, jobs[0].typed.sweep
     problems = [
@@ -116,21 +116,21 @@ def _run_grid(config: RunConfig, asked: SweepConfig, settings: SweepSettings, fo
 
 
 def _common() -> list[str]:
-    """Returns the overrides and flags of this command that all trials have."""
+    """Returns the overrides and flags of this command that all trials share."""
     given = arguments.sort(typed()).overrides
     mode = [] if f"mode={Mode.sweep.value}" in given else [f"mode={Mode.train.value}"]  # else a file says it
     return [*(word for word in given if not word.startswith(OWN)), *mode, *_flags()]
 
 
 def _flags() -> list[str]:
-    """Flags that choose files."""
+    """Returns the flags that choose files."""
     given = arguments.sort(typed()).parse()
     named = {"--config-dir": given.config_dir, "--config-name": given.config_name}
     return [f"{flag}={value}" for flag, value in named.items() if value]
 
 
 def _folder(config: RunConfig) -> Path:
-    """Of the sweep: the one that run=PATH names, or a new one."""
+    """Returns the sweep's folder: the one that run=PATH names, or a new one."""
     if config.run is not None:
         return Path(config.run).resolve()
     return Path("sweeps", f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
@@ -144,7 +144,7 @@ def _corners(found: Space) -> Iterator[Values]:
 
 
 def _problems_of(values: Values, machine: Machine) -> list[Problem]:
-    """Returns what is wrong with the config of a trial with these values; `machine` is as a trial sees it."""
+    """Returns the problems of a trial's config with these values; `machine` is what a trial can use."""
 
     def complete(typed: TypedConfig, config: RunConfig) -> tuple[RunConfig, list[Problem]]:
         config, problems = resolve.resolve(config, os.environ, typed.mode)

@@ -60,7 +60,7 @@ def write_hparams(sweep: Sweep) -> None:
 
 
 def plot(sweep: Sweep) -> None:
-    """Draws the score over each key, and below it all keys side by side, a line for each trial.
+    """Draws the score against each key, and below it all keys side by side, with a line for each trial.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -85,7 +85,7 @@ def plot(sweep: Sweep) -> None:
 
 
 class _Axis:
-    """Where values stand on an axis from 0 to 1."""
+    """Maps values to positions on an axis from 0 to 1."""
 
     def __init__(self, space: Sequence[Any] | Range, values: Sequence[Any]) -> None:
         if isinstance(space, Range):

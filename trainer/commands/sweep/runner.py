@@ -35,10 +35,10 @@ Suggest = Callable[
 
 
 def run(sweep: Sweep, shares: Sequence[TrialShare], suggest: Suggest | None = None) -> int:
-    """Runs what is left of a sweep; returns 0, 130 or 143 if it was stopped, or a trial's code if none has a score.
+    """Runs the rest of a sweep; returns 0, 130 or 143 if it was stopped, or a trial's exit code if none has a score.
 
-    Every trial is remembered before it starts, and its score when it has one. A run that a killed sweep left goes on
-    where it was, or is waited for if it still trains.
+    Every trial is recorded before it starts, and its score when it has one. A run that a killed sweep left continues
+    where it stopped, or is waited for if it is still training.
 
     Args:
         shares: of the machine, for as many trials at the same time.
@@ -75,7 +75,7 @@ def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
 
 @dataclass
 class _Running:
-    """A trial that trains; without a process it waits for another that uses its directory."""
+    """A running trial; without a process, it waits for another process that uses its directory."""
 
     trial: Trial
     steps: int
@@ -84,7 +84,7 @@ class _Running:
 
 
 class _TrialRunner:
-    """Runs trials, as many at a time as there are shares, until this process is asked to stop."""
+    """Runs trials, one per share at a time, until this process is asked to stop."""
 
     def __init__(self, sweep: Sweep, shares: Sequence[TrialShare]) -> None:
         self.stopped_by = 0  # the number of a signal
@@ -95,7 +95,7 @@ class _TrialRunner:
 
     @contextmanager
     def until_stopped(self) -> Iterator[None]:
-        """Shows the trials, and passes SIGTERM on to those that train. Ctrl-C reaches them by itself."""
+        """Shows the trials, and passes SIGTERM on to the running ones. Ctrl-C reaches them directly."""
 
         def stop(number: int, _: Any) -> None:
             self.stopped_by = self.stopped_by or number
@@ -117,7 +117,7 @@ class _TrialRunner:
                 signal.signal(number, handler)
 
     def wait_for_leftovers(self) -> None:
-        """Waits for trials that a killed sweep left: they use shares that nobody gave them here."""
+        """Waits for trials that a killed sweep left running: they use shares of this sweep."""
         for trial in self._sweep.trials:
             said = False
             while not self.stopped_by and lease.owner(RunDirectory(self._sweep.run_of(trial))) is not None:
@@ -127,10 +127,10 @@ class _TrialRunner:
                 time.sleep(POLL_SECS)
 
     def first(self, count: int, suggest: Suggest | None) -> Iterator[Trial]:
-        """Yields all trials of the first round, in order; those that are not there are made.
+        """Yields all trials of the first round, in order, and adds the missing ones.
 
-        With N trials at the same time, trial n is drawn from the results of trials 0 to n - N, which have ended by
-        then, and no others: what is drawn does not depend on which trial is faster.
+        With N parallel trials, trial n is drawn only from the results of trials 0 to n - N, which have ended by
+        then: the values do not depend on which trial is faster.
         """
         trials = self._sweep.trials
         for number in range(count):
@@ -150,7 +150,7 @@ class _TrialRunner:
             self._spawn(self._running[-1])
 
     def wait_for(self, trials: Sequence[Trial]) -> None:
-        """Waits until none of these trains."""
+        """Waits until none of these trials is running."""
         self._wait(lambda: not any(one.trial in trials for one in self._running))
 
     def _wait(self, condition: Callable[[], bool]) -> None:
@@ -182,7 +182,7 @@ class _TrialRunner:
         self._free.append(one.share)
 
     def _take(self, one: _Running, code: int) -> None:
-        """Remembers what came of a trial that has ended."""
+        """Records the result of a trial that has ended."""
         trial = one.trial
         if code != exit_codes.OK and self.stopped_by:
             return
@@ -216,7 +216,7 @@ def _take_score(trial: Trial, steps: int, summary: Mapping[str, Any], metric: st
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Returns what a run that failed printed last about it."""
+    """Returns the last line that a failed run printed about its failure."""
     said = [line.strip() for line in lines if line.strip()]
     named = [line for line in said if line.startswith(("trainer: ", "failed"))]
     return (named[-1:] or said[-1:] or ["nothing was printed"])[0][:LONGEST]

@@ -1,6 +1,6 @@
-"""Asks Optuna for values.
+"""Draws values with Optuna.
 
-A trial is drawn from the seed, its number and results alone, so a sweep that was killed goes on as if it had not been.
+A trial depends only on the seed, its number and earlier results, so a killed sweep continues as if it had not been.
 """
 
 import json
@@ -58,7 +58,7 @@ def _direction(is_lowest: bool) -> str:
 
 
 def _distributions(optuna: Any, space: Space) -> dict[str, Any]:
-    """Choices are their places in the list: Optuna takes numbers and texts only."""
+    """Returns Optuna's distributions; choices are indices, because Optuna takes only numbers and strings."""
     kinds = optuna.distributions
     found: dict[str, Any] = {}
     for key, one in space.items():
@@ -72,14 +72,14 @@ def _distributions(optuna: Any, space: Space) -> dict[str, Any]:
 
 
 def _value(one: Sequence[Any] | Range, drawn: Any) -> Any:
-    """Returns a choice, or a number, rounded as a person would write it."""
+    """Returns a choice, or a number rounded to few digits."""
     if not isinstance(one, Range):
         return one[drawn]
     return drawn if one.is_integer else min(max(float(f"{drawn:.{DIGITS}g}"), one.low), one.high)
 
 
 def _frozen(optuna: Any, trial: Trial, space: Space) -> Any:
-    """Returns a trial as Optuna keeps it; without a score it has failed."""
+    """Returns a trial as Optuna stores it; a trial without a score has failed."""
     has_score = not math.isnan(trial.score)
     own = trial.values
     return optuna.trial.create_trial(

@@ -1,4 +1,4 @@
-"""Shares of this machine, for trials of a sweep that run at the same time."""
+"""Shares of this machine, for trials of a sweep that run in parallel."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from trainer.plan.environment import VISIBLE, allotted_gpus
 
 @dataclass(frozen=True)
 class TrialShare:
-    """What one trial at a time may use; None: all that the sweep may."""
+    """The cores and GPUs of one trial at a time; None: all that the sweep may use."""
 
     cores: frozenset[int] | None = None
     gpus: tuple[str, ...] | None = None
@@ -24,13 +24,13 @@ class TrialShare:
         return {} if self.gpus is None else {VISIBLE: ",".join(self.gpus) or "-1"}
 
     def prefix(self) -> list[str]:
-        """Returns what a person types before a command for it to use this share."""
+        """Returns the words to type before a command so that it uses this share."""
         environment = ["env", *(f"{name}={value}" for name, value in self.environment().items())] if self.gpus else []
         return [*environment, *(["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else [])]
 
     @contextmanager
     def inherited(self) -> Iterator[None]:
-        """Processes that are started meanwhile may use these cores only."""
+        """Restricts processes started inside the context to these cores."""
         if self.cores is None:
             yield
             return
@@ -43,7 +43,7 @@ class TrialShare:
 
 
 def shares(asked: SweepConfig, machine: Machine) -> list[TrialShare]:
-    """As many as `sweep.parallel`."""
+    """Returns `sweep.parallel` shares of this machine."""
     if not are_asked_for(asked):
         return [TrialShare()]
     one = machine_of(asked, machine)
@@ -59,7 +59,7 @@ def are_asked_for(asked: SweepConfig) -> bool:
 
 
 def machine_of(asked: SweepConfig, machine: Machine) -> Machine:
-    """Returns the machine as a trial sees it."""
+    """Returns the part of the machine that a trial can use."""
     if not are_asked_for(asked):
         return machine
     cores = asked.cores_per_trial or max(1, machine.cores // asked.parallel)
@@ -67,17 +67,17 @@ def machine_of(asked: SweepConfig, machine: Machine) -> Machine:
 
 
 def check(asked: SweepConfig, launch: LaunchConfig, device: DeviceConfig, machine: Machine) -> list[Problem]:
-    """Returns what is wrong with the shares that a sweep asks for."""
+    """Returns the problems of the shares that a sweep asks for."""
     key = _key(asked)
     if key is None:
         return []
     if launch.name is not Launch.local:
-        return [Problem(key, "conflict", f"not with launch={launch.name.value}", "leave it out, or type launch=local")]
+        return [Problem(key, "conflict", "only works with launch=local", "leave it out, or type launch=local")]
     if not hasattr(os, "sched_setaffinity"):
         return [Problem(key, "not-available", "this system cannot assign cores to processes", "leave it out")]
     if asked.cores_per_trial is None and asked.gpus_per_trial is None:
         remedy = f"e.g. sweep.cores_per_trial={max(1, machine.cores // asked.parallel)}, or sweep.gpus_per_trial"
-        return [Problem(key, "not-set", f"{asked.parallel} parallel trials each need a share of the machine", remedy)]
+        return [Problem(key, "not-set", f"the machine must be divided among {asked.parallel} parallel trials", remedy)]
     if device.gpus and asked.gpus_per_trial is None:
         message = "device.gpus is set, but no trial gets a GPU"
         return [Problem("sweep.gpus_per_trial", "not-set", message, "e.g. sweep.gpus_per_trial=1")]

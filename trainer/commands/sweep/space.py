@@ -1,4 +1,4 @@
-"""What a sweep varies: keys of the config, with the values that they may have."""
+"""The search space of a sweep: keys of the config, and the values to try."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ Values = dict[str, Any]  # of a trial, by key
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`."""
+    """A range of numbers from `low` to `high`."""
 
     low: float
     high: float
@@ -33,7 +33,7 @@ Space = Mapping[str, Sequence[Any] | Range]
 
 
 def parse(given: Mapping[str, Any]) -> tuple[Space, list[Problem]]:
-    """Returns the values of each key, and what is wrong with them."""
+    """Returns the values of each key, and their problems."""
     space: dict[str, Sequence[Any] | Range] = {}
     problems = []
     for key, value in given.items():
@@ -68,7 +68,7 @@ def _choices(value: Any) -> Sequence[Any] | Range:
 
 
 def grid(space: Space) -> Iterator[Values]:
-    """Yields every combination, where all keys have lists; the last key changes fastest."""
+    """Yields every combination if all keys have lists; the last key changes fastest."""
     for values in itertools.product(*(list(one) for one in space.values() if isinstance(one, Sequence))):
         yield dict(zip(space, values, strict=True))
 

@@ -1,4 +1,4 @@
-"""The trials of a sweep on a terminal, while some of them train."""
+"""Shows the trials of a sweep on a terminal while it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PER_SECOND = 2
 
 @contextmanager
 def shown(sweep: Sweep, running: Callable[[], Sequence[tuple[Trial, int]]]) -> Iterator[None]:
-    """Shows the best trials and those that train (each with the steps of its round), on a terminal."""
+    """Shows the best trials and the running ones (each with the steps of its round), on a terminal."""
     if not is_interactive():
         yield
         return
@@ -34,7 +34,7 @@ def shown(sweep: Sweep, running: Callable[[], Sequence[tuple[Trial, int]]]) -> I
 
 
 def line(sweep: Sweep, trial: Trial, steps: int) -> str:
-    """Returns what came of a trial."""
+    """Describes the result of a trial."""
     metric = sweep.settings.metric
     reached = f"{metric} {trial.scores[steps]:.6g}" if steps in trial.scores else trial.state
     return f"{trial.name}  {' '.join(overrides(trial.values))}  step {trial.trained or steps}  {reached}"

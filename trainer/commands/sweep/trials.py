@@ -1,4 +1,4 @@
-"""The trials of a sweep: what each tries, what came of it, and the file that remembers it."""
+"""The trials of a sweep: their values and results, and the file that records them."""
 
 import json
 import math
@@ -18,14 +18,14 @@ WAITING, DONE = "waiting", "done"  # states of a trial; others say why it has no
 
 
 class OtherSweepError(TrainerError):
-    """The folder has another sweep."""
+    """The folder belongs to a different sweep."""
 
     exit_code = CONFIG
 
 
 @dataclass
 class Trial:
-    """Values of the swept keys, and what runs with them have reached."""
+    """The values of the swept keys, and the results of runs with them."""
 
     number: int
     values: Values
@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its run directory."""
+        """Returns the name of the trial's run directory."""
         return f"{self.number:04d}"
 
     @property
@@ -46,13 +46,13 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """After the most steps; NaN if there is none."""
+        """Returns the score after the most steps; NaN if there is none."""
         return self.scores.get(self.steps, math.nan)
 
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What a sweep is; the same command continues it."""
+    """The settings that identify a sweep; the same command continues it."""
 
     command: list[str]  # overrides that all trials have
     space: dict[str, Any]
@@ -73,10 +73,10 @@ class Sweep:
     """A folder of trials."""
 
     def __init__(self, path: Path, settings: SweepSettings, space: Space) -> None:
-        """Opens the folder, or makes it; `space` is what the settings say of it.
+        """Opens the folder, or makes it; `space` is the parsed space of the settings.
 
         Raises:
-            OtherSweepError: if it has another sweep. The metric may be another one as long as no trial has a score.
+            OtherSweepError: if it belongs to a different sweep. The metric may change as long as no trial has a score.
         """
         self.path, self.settings, self.space = path, settings, space
         path.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Sweep:
         write_atomically(file, yaml.safe_dump(said, sort_keys=False))
 
     def add(self, *values: Values) -> None:
-        """Adds a trial for each of these values, which are remembered before it starts."""
+        """Adds a trial for each of these values, and records it before it starts."""
         self.trials += [Trial(number, one) for number, one in enumerate(values, len(self.trials))]
         self.remember()
 
@@ -107,12 +107,12 @@ class Sweep:
         return self.path / trial.name
 
     def loss_of(self, trial: Trial, steps: int) -> float:
-        """Returns the score after these steps, negated where the highest is the best; NaN if there is none."""
+        """Returns the score after these steps, negated if higher is better; NaN if there is none."""
         score = trial.scores.get(steps, math.nan)
         return score if self.settings.is_lowest else -score
 
     def ranked(self) -> list[Trial]:
-        """Returns the trials, the best first: those that were trained longest, and of these by their score."""
+        """Returns the trials, the best first: ordered by steps trained, then by score."""
         scored = [one for one in self.trials if one.scores]
         best = sorted(scored, key=lambda one: (-one.steps, self.loss_of(one, one.steps), one.number))
         return [*best, *(one for one in self.trials if not one.scores)]
@@ -132,7 +132,7 @@ class Sweep:
 
 
 def rungs(steps: int, trials: int, factor: int | None) -> list[tuple[int, int]]:
-    """(steps, number of trials) of each round of successive halving; of one round without it."""
+    """Returns (steps, number of trials) of each round of successive halving; without it, of one round."""
     if factor is None:
         return [(steps, trials)]
     rounds = max(0, math.floor(math.log(trials) / math.log(factor) + 1e-9))
@@ -143,7 +143,7 @@ def rungs(steps: int, trials: int, factor: int | None) -> list[tuple[int, int]]:
 
 
 def survivors(sweep: Sweep, steps: int, count: int) -> Sequence[Trial]:
-    """Returns the best of those that were trained for so many steps, in the order of their numbers."""
+    """Returns the best of the trials trained for this many steps, ordered by number."""
     reached = [one for one in sweep.trials if steps in one.scores]
     best = sorted(reached, key=lambda one: (sweep.loss_of(one, steps), one.number))[:count]
     return sorted(best, key=lambda one: one.number)

@@ -1,1 +1,1 @@
-"""What is wrong with a config: where, what was given, what to type instead."""
+"""Finds the problems of a config: where, what was typed, and what to type instead."""

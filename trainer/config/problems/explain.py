@@ -35,7 +35,7 @@ HELP = "see python -m trainer --help"
 
 @dataclass
 class Explained:
-    """The problems of overrides and files, and the config that is left without them."""
+    """The problems of overrides and files, and the config that remains without them."""
 
     problems: list[Problem] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)  # keys and groups without the value that the user meant
@@ -105,17 +105,17 @@ class Explainer:
                     yield from OverridesParser.create().parse_overrides([f"{override.get_key_element()}={choice}"])
 
     def is_special(self, override: Override) -> bool:
-        """Whether only Hydra can judge it: an override of its own config, a deletion, or of the defaults list."""
+        """Whether only Hydra can check an override: one of its own config, of the defaults list, or a deletion."""
         of_group = self.loader.repository.group_exists(override.key_or_group)
         added = of_group and (override.is_add() or override.is_force_add())
         return override.is_hydra_override() or override.is_delete() or bool(override.package) or added
 
     def is_choice(self, override: Override) -> bool:
-        """Whether it chooses a file of a group, rather than a value of a key."""
+        """Whether an override chooses a file of a group, rather than the value of a key."""
         return self.loader.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
 
     def try_alone(self, override: Override) -> list[str]:
-        """Returns the override, if Hydra takes it."""
+        """Returns the override if Hydra accepts it."""
         text = str(override.input_line)
         try:
             sources.compose(self.line, [text])
@@ -134,7 +134,7 @@ class Explainer:
         return [text]
 
     def try_choice(self, override: Override) -> list[str]:
-        """The override, if its group has that choice and its files are valid; for a bad size, the nearest one."""
+        """Returns the override if its group has that choice and its files are valid; for a bad size, the nearest."""
         text, group = str(override.input_line), override.key_or_group
         name = str(override.value()) if "'" in text else text.partition("=")[2].strip('"')
         if not isinstance(override.value(), list) and not self.has_choice(override, name):
@@ -160,7 +160,7 @@ class Explainer:
         return isinstance(override.value(), str) and exists
 
     def no_such_choice(self, where: str, group: str, name: str) -> Problem:
-        """Returns the problem of a choice that a group does not have, with those that it has."""
+        """Returns the problem of an unknown choice of a group, with the choices that exist."""
         options = self.loader.get_group_options(group)
         if group == "experiment" and name.endswith(".yaml"):
             return _no_such_file(name)
@@ -177,7 +177,7 @@ class Explainer:
         raise AssertionError(f"{name} is a size, and so has a config")
 
     def file_faults(self, overrides: list[str]) -> list[Problem]:
-        """Faults of the files that overrides bring in; each file is reported once."""
+        """Yields the faults of the files that overrides bring in; each file is reported once."""
         where = " ".join(overrides) or self.line.config_name
         self.brought = {}
         try:
@@ -196,7 +196,7 @@ class Explainer:
             return in_own_words(where, error)
 
     def key_faults(self, default: ResultDefault) -> list[Problem]:
-        """Yields the keys of one file that the schema does not have, and the values that it does not take."""
+        """Yields the keys of one file that are not in the schema, and the values that it refuses."""
         problems, good = [], []
         for where, path, value in origins.values(self.loader, default):
             problem = keys.fault(where, path, value, self.schema)
@@ -209,7 +209,7 @@ class Explainer:
         return problems
 
     def try_value(self, override: Override) -> None:
-        """Gives a value to the composed config, key by key, unless the schema refuses it."""
+        """Assigns a value in the composed config, key by key, unless the schema refuses it."""
         text = str(override.input_line)
         for path, value in keys.flatten(tuple(override.key_or_group.split(".")), override.value()):
             problem = keys.fault(text, path, value, self.schema)
@@ -231,7 +231,7 @@ class Explainer:
 
 
 def in_own_words(where: str, error: BaseException) -> list[Problem]:
-    """Hydra's or OmegaConf's own words, for errors that are not explained better here."""
+    """Returns the message of Hydra or OmegaConf, for errors that this module does not explain better."""
     if isinstance(error, ConfigError):
         return error.problems
     first = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
@@ -239,13 +239,13 @@ def in_own_words(where: str, error: BaseException) -> list[Problem]:
 
 
 def _no_such_file(name: str) -> Problem:
-    """Returns the problem of an experiment whose file is not there, with the YAML files beside it."""
+    """Returns the problem of an experiment whose file does not exist, with the YAML files beside it."""
     folder = Path(name).parent
     others = sorted(str(path) for path in folder.glob("*.yaml"))
     near = (*difflib.get_close_matches(name, others, n=1), *others)
     if near:
         return Problem(name, "not-found", "there is no such file", f"did you mean {near[0]}?", about="experiment")
-    message = f"there is no such file, nor any other .yaml file in {folder.resolve()}"
+    message = f"there is no such file, and no other .yaml file in {folder.resolve()}"
     return Problem(
         name,
         "not-found",
@@ -263,7 +263,7 @@ def _parse(text: str) -> Override | None:
 
 
 def _one_of(values: str) -> str:
-    """What may have been meant by values with commas between them: 0,001 is 0.001, 10,000 is 10000; else the first."""
+    """Returns what a value with commas means: 0,001 is 0.001, 10,000 is 10000; else the first."""
     if re.fullmatch(r"0,\d+", values):
         return values.replace(",", ".")
     return values.replace(",", "") if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", values) else values.partition(",")[0]
@@ -277,7 +277,7 @@ def _unreadable(text: str) -> Problem:
         return _of_override(text.strip() or "''", "malformed", "is not key=value", meant(text) or HELP)
     if _parse(f"{key}=1") is None:
         return _of_override(
-            text, "malformed", f"has a key that cannot be read: {key!r}", "keys have dots, e.g. train.steps=300"
+            text, "malformed", f"has a key that cannot be read: {key!r}", "write it with dots, e.g. train.steps=300"
         )
     if "${" in value:
         return _of_override(

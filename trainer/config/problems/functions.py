@@ -19,7 +19,7 @@ KERAS_HOOK = re.compile("on_(epoch|batch|train|test|predict)_")  # methods of ke
 
 
 def check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
-    """Checks that model and data exist and have the given options, with the types of their defaults."""
+    """Checks that model and data exist and take the options that were set, with the types of their defaults."""
     try:
         functions = user.functions(config.user) if config.user else {}
     except ConfigError as error:
@@ -67,16 +67,16 @@ def _check_use(
         choice, lines = f"{group}={names[group]}", user.bound_names(user_file)
         others = [name for name in user.candidates(user_file)[group] if name not in names.values()]
         if group in lines:
-            message = f"line {lines[group]} sets {group}, which must be a function here or in a file beside this one"
+            message = f"line {lines[group]} assigns {group}, which must be a function of this file or of one beside it"
             problems.append(
                 _of_user(where, "no-effect", f"{message}; {choice} would run", f"write def {group}, or type {choice}")
             )
         elif others:
-            message = f"has no function {group}, but {', '.join(others)}; {choice} would run"
+            message = f"defines {', '.join(others)} but no function {group}; {choice} would run instead"
             problems.append(_of_user(where, "no-effect", message, f"type {group}={others[0]}, or {choice}"))
     used = {*user.BY_NAME, *names.values(), *_names_in([config.model.loss, config.model.metrics])}
     if not problems and len(not_chosen) == len(user.GROUPS) and not used & {*functions, *user.bound_names(user_file)}:
-        message = f"nothing in it is used; it has {', '.join(functions) or 'no functions'}"
+        message = f"nothing in it is used; it defines {', '.join(functions) or 'no functions'}"
         example = f"e.g. model={next(iter(functions), 'NAME')}"
         problems.append(
             _of_user(where, "no-effect", message, f"choose by name, {example}, or name a function model or data")
@@ -135,7 +135,7 @@ def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Ma
 
 
 def _same_kind(default: Any, value: Any) -> bool:
-    """Whether a value has the type of the default; null, unset and referring defaults take any."""
+    """Whether a value has the type of the default; defaults that are null, unset or references accept any type."""
     if default is None or (isinstance(default, str) and (default == "???" or "${" in default)):
         return True
     if type(default) is float:

@@ -1,4 +1,4 @@
-"""Where a value of the config stands: the file and the line that give it."""
+"""Finds where a value of the config comes from: its file and line."""
 
 import dataclasses
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from trainer.faults.problems import Problem
 
 
 def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Yields every key that a file sets, as (file:line key, key, value); nothing for a config that is no file."""
+    """Yields every key that a file sets, as (file:line key, key, value); nothing for a generated config."""
     loaded = loader.repository.load_config(str(default.config_path))
     file = sources.file_of(loaded, str(default.config_path)) if loaded else None
     if loaded is None or file is None or not isinstance(loaded.config, DictConfig):
@@ -34,7 +34,7 @@ def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[s
 
 @sources.loaded_once()
 def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Problem]:
-    """Returns the problems, with the file and the line before each key whose value a file gives."""
+    """Returns the problems, with file and line before each key whose value comes from a file."""
     typed = {text.lstrip("+~").partition("=")[0] for text in line.overrides}
     if not any(
         _is_setting(key) and key not in typed for key in (problem.key.partition("[")[0] for problem in problems)
@@ -45,7 +45,7 @@ def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Prob
 
 
 def given(line: sources.CommandLine, group: str) -> tuple[str, ...]:
-    """Returns the keys of a section that were typed, or that an experiment or a file of the user's sets.
+    """Returns the keys of a section that were typed, or that an experiment or a file of the user sets.
 
     `name` is among them where one of these chooses a file of the group.
     """
@@ -87,7 +87,7 @@ def _choices(line: sources.CommandLine, loader: ConfigLoaderImpl) -> list[str]:
 
 
 def _in_files(line: sources.CommandLine, group: str) -> Iterator[str]:
-    """Yields the same, of files that are not the shipped defaults."""
+    """Yields the same from files other than the shipped defaults."""
     loader, shipped = sources.loader(line), sources.conf_dir()
     for default in _files(loader, line.config_name, _choices(line, loader)):
         path = str(default.config_path)
@@ -112,7 +112,7 @@ def _located(problem: Problem, places: Mapping[str, str]) -> Problem:
 
 
 def _places(line: sources.CommandLine) -> dict[str, str]:
-    """File, line and key by key, of the last file that sets it; keys that were typed are not among them."""
+    """Returns, by key, `file:line key` of the last file that sets it; keys that were typed are left out."""
     loader = sources.loader(line)
     choices = _choices(line, loader)
     typed = [text.lstrip("+~") for text in line.overrides]

@@ -41,7 +41,7 @@ class Examined:
 def examine(
     composed: DictConfig, choices: Mapping[str, Any], line: sources.CommandLine, *, unknown: Collection[str] = ()
 ) -> Examined:
-    """Checks every value of a composed config; replaces bad references and removes unset options in it.
+    """Checks every value of a composed config, replacing bad references and removing unset options.
 
     `choices` are the files chosen in each group. The options of `unknown` groups, composed with another choice than the
     user's, cannot be checked.
@@ -67,7 +67,7 @@ def examine(
 
 
 def _unset(missing: Sequence[str], composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys that are still `???`; an option is removed so that the rest can be checked."""
+    """Yields the keys that are still `???`; removes an unset option so that the rest can be checked."""
     for key in missing:
         group, _, option = key.partition(OPTIONS)
         if option:
@@ -96,7 +96,7 @@ def _hint(group: str, choices: Mapping[str, Any], option: str) -> str:
 
 
 def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
-    """References `${...}` to nothing, or to a value of another type; they are replaced by the default."""
+    """Yields references `${...}` to nothing, or to a value of another type, and replaces them by the default."""
     for name in list(section):
         inner = (*path, str(name))
         key = ".".join(inner)
@@ -116,7 +116,7 @@ def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Itera
 
 
 def _stand_in(section: DictConfig, name: Any, key: str) -> None:
-    """Replaces a bad value by its default; an entry of a mapping has none and is removed."""
+    """Replaces a bad value by its default; an entry of a mapping has no default and is removed."""
     with open_dict(section):
         if dataclasses.is_dataclass(OmegaConf.get_type(section)):
             section[name] = OmegaConf.select(keys.schema(), key)
@@ -142,7 +142,7 @@ def _check_name(name: str) -> Iterator[Problem]:
 
 
 def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
-    """Finds control characters, which terminals and readers of rendered files interpret; options may have them."""
+    """Finds control characters, which terminals and readers of rendered files interpret; options may contain them."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if name != "options":
@@ -158,7 +158,7 @@ def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
 
 
 def _check_run(run: str | None, mode: Mode) -> Iterator[Problem]:
-    """A run directory is created, locked and cleaned, so the user must name it in full."""
+    """Checks that a run directory is named in full, because it is created, locked and cleaned."""
     if run is None:
         return
     path = PurePath(run)
@@ -182,7 +182,7 @@ def _check_run(run: str | None, mode: Mode) -> Iterator[Problem]:
 
 
 def _one_length(train: TrainConfig, line: sources.CommandLine) -> tuple[TrainConfig, list[Problem]]:
-    """Resolves epochs against steps: what is typed replaces what a file sets; both in the same place are refused."""
+    """Resolves epochs against steps: what is typed overrides what a file sets; setting both in one place is refused."""
     lengths = last_set(line, LENGTHS) if train.epochs is not None else set()
     if lengths == {"train.steps"}:
         return dataclasses.replace(train, epochs=None), []
@@ -194,7 +194,7 @@ def _one_length(train: TrainConfig, line: sources.CommandLine) -> tuple[TrainCon
 
 
 def _check_part(given: str | None) -> Iterator[Problem]:
-    """The size of parts is a number, or words for none."""
+    """Checks that the size of parts is a number, auto or null."""
     if given in (None, AUTO):
         return
     try:

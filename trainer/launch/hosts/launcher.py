@@ -117,7 +117,7 @@ def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
             message = f"{host} does not see this machine's run directory"
             yield Problem(KEY, "mismatch", message, "type run=PATH with a folder that all hosts share")
         if one.version != versions.describe():
-            message = f"{host} has {one.version}, this machine {versions.describe()}"
+            message = f"{host} has {one.version}, but this machine has {versions.describe()}"
             yield Problem(KEY, "mismatch", message, "install the same versions on all hosts")
         elif one.code != versions.code_hash():
             yield Problem(

@@ -12,12 +12,12 @@ from trainer.storage.run_directory import RunDirectory
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m trainer.observe.profile RUN, the directory of a run with profile=true", file=sys.stderr)
+        print("usage: python -m trainer.observe.profile RUN, a run directory with profile=true", file=sys.stderr)
         return exit_codes.CONFIG
     directory = RunDirectory(Path(arguments[0]))
     if not directory.profile.is_dir() or not directory.plan.is_file():
         what = f"{directory.profile} and {directory.plan} must both exist"
-        print(f"{what}; name the directory of a run that was started with profile=true", file=sys.stderr)
+        print(f"{what}; name the run directory of a run that was started with profile=true", file=sys.stderr)
         return exit_codes.INPUT_MISSING
     try:
         print(describe(merge(directory)))

@@ -37,7 +37,7 @@ def _check_launch(config: RunConfig, mode: Mode) -> Iterator[Problem]:
         yield Problem(key, "not-supported", f"trainer {mode.value} runs processes on this machine", instead)
     if config.job is not None:
         yield Problem(
-            key, "conflict", f"this process is to run {config.job}:{config.task}; it starts no other task", instead
+            key, "conflict", f"job={config.job} runs one task in this process and starts no containers", instead
         )
     elif config.cluster.addresses and not config.cluster.hosts:
         message = "cluster.addresses has no effect with launch=docker; containers get their own network"

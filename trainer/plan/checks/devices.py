@@ -127,7 +127,7 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
         meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
         if meant and value is not False and not any(of_task(device.gpus, *task) for task in meant):
             yield Problem(
-                f"{mapping}.{key}", "not-set", "it sees no GPU", f"add {_assignment('device.gpus', key, [0])}"
+                f"{mapping}.{key}", "not-set", f"{key} sees no GPU", f"add {_assignment('device.gpus', key, [0])}"
             )
     reported = set()
     for job, index in tasks:
@@ -139,7 +139,7 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
                 given[0],
                 "conflict",
                 f"{job}:{index} sets more than one of memory_fraction, memory_mib and growth: {' and '.join(given)}",
-                "leave all out but one",
+                "keep only one of them",
             )
 
 

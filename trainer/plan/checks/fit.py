@@ -42,7 +42,7 @@ def _check_model_batch(config: RunConfig, description: Description) -> Iterator[
         return
     takes = f"the model only takes batches of {size} examples"
     if config.train.batch_size != size * parts:
-        each = f"{config.train.batch_size} make batches of {config.train.batch_size // parts}"
+        each = f"{config.train.batch_size} examples per step make batches of {config.train.batch_size // parts}"
         yield Problem("train.batch_size", "mismatch", f"{each}; {takes}", f"type train.batch_size={size * parts}")
     if config.evaluate.batch_size != size:
         message = f"evaluates {config.evaluate.batch_size} at once; {takes}"

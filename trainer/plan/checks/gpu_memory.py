@@ -63,7 +63,7 @@ def warn_of_gpu_memory(
         if loose and len(gpu.shares) > 1:
             takes = "takes whatever is free" if len(loose) == 1 else "take whatever is free"
             message = f"{gpu.name} is shared by {len(gpu.shares)} tasks, and {_list(loose)} {takes}"
-            remedy = "a memory_fraction or memory_mib for each keeps them apart"
+            remedy = "give each of them a memory_fraction or memory_mib"
             yield Problem("device.memory_fraction", "doubtful", message, remedy)
 
 

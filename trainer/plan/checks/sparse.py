@@ -52,14 +52,14 @@ def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
                 yield Problem(
                     f"placement.{key}",
                     "out-of-range",
-                    f"{pattern} has {value}",
+                    f"{pattern} has {value}; it must be at least 1",
                     f"e.g. 'placement.{key}={{{pattern}:1}}'",
                 )
             if pattern not in placement.growing:
                 known = ", ".join(placement.growing) or "no layer"
-                remedy = f"give it rows, e.g. '{GROWING}={{{pattern}:1000000}}'"
+                remedy = f"give it a capacity, e.g. '{GROWING}={{{pattern}:1000000}}'"
                 yield Problem(
-                    f"placement.{key}", "no-match", f"{pattern!r} is not in {GROWING}, which has {known}", remedy
+                    f"placement.{key}", "no-match", f"{pattern!r} is not in {GROWING}, which names {known}", remedy
                 )
 
 

@@ -41,9 +41,9 @@ def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster:
     plateau = optimizer.plateau
     for key, patience in (("evaluate.patience", section.patience), ("optimizer.plateau.patience", plateau.patience)):
         if patience is not None and section.every == 0 and cluster.evaluator == 0:
-            yield Problem(key, "no-effect", "nothing is evaluated while it trains", "type evaluate.every=100 too")
+            yield Problem(key, "no-effect", "nothing is evaluated during training", "type evaluate.every=100 too")
     if section.export_best and cluster.evaluator:
-        message = "the evaluator may not have scored every checkpoint when the training ends"
+        message = "the evaluator may not have scored every checkpoint when training ends"
         remedy = "leave it out, and export best/ with resume=RUN/best afterwards"
         yield Problem("evaluate.export_best", "conflict", message, remedy)
     if plateau.patience is None:
@@ -95,7 +95,7 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
         yield Problem(
             "cluster",
             "out-of-range",
-            f"one evaluator scores every checkpoint, but cluster={cluster.name} has {cluster.evaluator}",
+            f"a cluster has at most one evaluator, but cluster={cluster.name} has {cluster.evaluator}",
             f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
         )
     yield from _check_quorum(section.quorum, cluster, device, strategy)
@@ -124,7 +124,7 @@ def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Ite
             key,
             "not-supported",
             "device.log_placement can follow only one shard per host",
-            f"{remedy}, or log_placement",
+            f"{remedy}, or leave out device.log_placement",
         )
 
 

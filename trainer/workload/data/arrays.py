@@ -214,7 +214,7 @@ def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
         is_without = name == "weights" and (one is None or other is None)
         if not is_without and not are_alike(one, other):
             raise DataError(
-                f"{source}, {name}: an example to train on is {describe_nest(one)}, one to evaluate on is "
+                f"{source}, {name}: a training example is {describe_nest(one)}, but an evaluation example is "
                 f"{describe_nest(other)}; both must be the same"
             )
 

@@ -109,7 +109,7 @@ def _array(values: Any, name: str) -> np.ndarray:
     array = _as_array(values, name)
     if array.ndim == 0 and array.dtype.kind == "O":
         hint = "; make it dense: x.toarray()" if hasattr(values, "toarray") else f"; {ALLOWED}"
-        raise DataError(f"{name}: is a {type(values).__name__}{hint}")
+        raise DataError(f"{name}: is an object of type {type(values).__name__}{hint}")
     if array.dtype.kind == "O":
         _check_texts(array, name)
     elif array.dtype.kind not in "biufSU":

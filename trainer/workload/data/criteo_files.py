@@ -43,14 +43,14 @@ def criteo(
             machine; None: the folder of the files.
     """
     if rows < 2:
-        raise DataError(f"data.options.rows={rows}, a field needs at least 2: one is for missing ids")
+        raise DataError(f"data.options.rows={rows}, but a field needs at least 2: one is for missing ids")
     evaluate = SHARE if evaluate is None else evaluate
     arrays = _arrays(find_files(path, option="data.options.path"), rows, cache)
     count = len(arrays["labels"])
     if is_fraction(evaluate):
         first = count - round(count * float(evaluate))
         if not 0 < first < count:
-            raise DataError(f"{path}: {count} lines cannot be divided; change data.options.evaluate={evaluate}")
+            raise DataError(f"{path}: too few lines ({count}) to split; change data.options.evaluate={evaluate}")
         train, test = _batch(arrays, slice(0, first)), _batch(arrays, slice(first, count))
     else:
         others = _arrays(find_files(str(evaluate), option="data.options.evaluate"), rows, cache)

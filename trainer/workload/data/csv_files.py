@@ -104,8 +104,8 @@ def _check_lengths(block: list[list[str]], count: int, file: Path, last_line: in
         if len(row) != count:
             about = last_line - len(block) + number + 1
             raise DataError(
-                f"{file}, about line {about}: has {len(row)} values, there are {count} columns; correct the line, or "
-                "type data.options.separator"
+                f"{file}, about line {about}: has {len(row)} values, but there are {count} columns; correct the line, "
+                "or type data.options.separator"
             )
 
 

@@ -30,7 +30,7 @@ def check_file(path: str | Path, *, option: str) -> Path:
     """
     file = Path(path).expanduser()
     if file.is_dir():
-        raise DataError(f"{file}: is a directory, {option} takes a file; e.g. {option}={file / 'NAME'}")
+        raise DataError(f"{file}: is a directory, but {option} takes a file; e.g. {option}={file / 'NAME'}")
     if not file.exists():
         raise MissingInputError(f"{file}: no such file (looked in {Path.cwd()}); type {option}=/PATH/TO/FILE")
     if file.stat().st_size == 0:

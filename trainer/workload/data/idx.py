@@ -41,13 +41,13 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     header = 4 + 4 * dimensions
     if len(content) < header or content[:4] != bytes([0, 0, BYTES, dimensions]):
         raise DataError(
-            f"{path}: starts with {content[:4].hex(' ')}, an IDX file of bytes with {dimensions} dimensions starts "
+            f"{path}: starts with {content[:4].hex(' ')}, but an IDX file of bytes with {dimensions} dimensions starts "
             f"with 00 00 {BYTES:02x} {dimensions:02x}; {AGAIN}"
         )
     sizes = struct.unpack_from(f">{dimensions}I", content, 4)
     if len(content) != header + math.prod(sizes):
         raise DataError(
-            f"{path}: holds {len(content) - header} bytes of data, its header {list(sizes)} says "
+            f"{path}: holds {len(content) - header} bytes of data, but its header {list(sizes)} says "
             f"{math.prod(sizes)}; {AGAIN}"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)

@@ -99,7 +99,7 @@ def _check_signature(file: str) -> None:
     with open(file, "rb") as content:
         first = content.read(8)
     if not any(first.startswith(signature) for signature in SIGNATURES.values()):
-        kind = "is empty (0 bytes)" if not first else f"is not an image, it starts with {first.hex(' ')}"
+        kind = "is empty (0 bytes)" if not first else f"is not an image: it starts with {first.hex(' ')}"
         raise DataError(f"{file}: {kind}; copy it again, or remove it")
 
 

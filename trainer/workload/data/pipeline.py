@@ -96,7 +96,7 @@ def _training_indices(
     if examples.count < batch_size:
         most = examples.count // replicas * replicas
         raise DataError(
-            f"the data set has {examples.count} examples to train on, one global batch takes {batch_size}; "
+            f"the data set has {examples.count} training examples, but one global batch takes {batch_size}; "
             + (f"type train.batch_size={most}" if most else f"{replicas} replicas need at least as many examples")
         )
     return lambda step: batch_indices(

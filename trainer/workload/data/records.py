@@ -52,7 +52,7 @@ def _check_headers(path: Path, headers: list[bytes], first_bytes: bytes) -> None
     if len(headers) and not wrong.any():
         return
     if first_bytes == b"\x1f\x8b":
-        raise DataError(f"{path}: is compressed with gzip, only uncompressed files can be read at any place; gunzip it")
+        raise DataError(f"{path}: is compressed with gzip, but only uncompressed files have random access; gunzip it")
     if not len(headers) or wrong[0]:
         raise DataError(f"{path}: is not a TFRecord file (its first bytes are not a record); {AGAIN}")
     raise DataError(f"{path}, record {int(wrong.argmax())}: the checksum of its length is wrong; {AGAIN}")
@@ -111,7 +111,7 @@ def read_at(
         records[row] = os.pread(opened.descriptor, length, offset)
         names[row] = f"{paths[file]}, byte {offset}".encode()
         if len(records[row]) != length:
-            raise DataError(f"{paths[file]}, byte {offset}: the file has become shorter since the start; {AGAIN}")
+            raise DataError(f"{paths[file]}, byte {offset}: the file became shorter during the run; {AGAIN}")
     return records, names
 
 

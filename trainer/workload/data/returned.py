@@ -46,7 +46,7 @@ def parts_of(returned: Any, source: str) -> Returned:
     elif isinstance(returned, tuple) and _is_pair(returned) and not all(map(_is_pair, returned)):
         parts = {TRAIN: returned}
     else:
-        raise DataError(f"{source}: its function returned a {type(returned).__name__}; {REMEDY}")
+        raise DataError(f"{source}: its function returned an object of type {type(returned).__name__}; {REMEDY}")
     classes = returned.get("classes") if isinstance(returned, Mapping) else None
     if EVALUATE not in parts:
         return Returned(parts[TRAIN], parts[TRAIN], classes, (ALONE,))

@@ -156,7 +156,7 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
         if hasattr(source, "__next__")
         else ""
     )
-    raise DataError(f"{name}: is a {type(source).__name__}; return {KINDS}{hint}")
+    raise DataError(f"{name}: is an object of type {type(source).__name__}; return {KINDS}{hint}")
 
 
 def _spec_of_examples(examples: Examples) -> Batch:

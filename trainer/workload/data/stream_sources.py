@@ -94,7 +94,7 @@ def batches_of_function(
             check_dataset(batches, name, must_end=must_end)
             batches = _Iterators(batches, seed).begin(context.epoch)
         if not isinstance(batches, Iterable):
-            raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
+            raise DataError(f"{name}: the function must return the batches of an epoch, not {type(batches).__name__}")
         return to_elements(seeded(batches, seed, context.epoch, own=own), name)
 
     return open_batches

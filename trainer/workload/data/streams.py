@@ -137,12 +137,12 @@ def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
         batch = split(one).map(lambda value: value.numpy() if hasattr(value, "numpy") else value)
         leaves = leaves_of(batch)
         if not leaves:
-            raise DataError(f"{source}: gives a {type(one).__name__} instead of a batch")
+            raise DataError(f"{source}: must yield batches, not {type(one).__name__}")
         if any(np.ndim(leaf) == 0 for _, leaf in leaves):
-            raise DataError(f"{source}: gives single examples; make batches of them, e.g. dataset.batch(32)")
+            raise DataError(f"{source}: yields single examples; make batches of them, e.g. dataset.batch(32)")
         empty = empty + 1 if all(len(leaf) == 0 for _, leaf in leaves) else 0
         if empty == MANY:
-            raise DataError(f"{source}: gave {MANY} empty batches in a row")
+            raise DataError(f"{source}: yielded {MANY} empty batches in a row")
         if empty:
             continue
         made = to_batch(batch, source)

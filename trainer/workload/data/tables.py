@@ -196,7 +196,7 @@ def _complete(column: np.ndarray, name: str, missing: float | None) -> np.ndarra
     if missing is None:
         row = int(absent.reshape(len(column), -1).any(axis=1).argmax())
         raise DataError(
-            f"{name}: row {row} of the table has no number, and {int(absent.sum())} are missing in all; type "
+            f"{name}: row {row} of the table has no number ({int(absent.sum())} are missing in total); type "
             "data.options.missing=NUMBER to put one there (labels and weights must be complete), or remove the rows"
         )
     return np.where(absent, np.asarray(missing, column.dtype), column)

@@ -100,7 +100,7 @@ def _named(features: Mapping[str, Mapping[str, Any]]) -> dict[str, ArraySpec]:
 def _check_options(layout: Format, compression: str) -> None:
     if compression != "none":
         raise DataError(
-            f"data.options.compression={compression}, only uncompressed files have random access; "
+            f"data.options.compression={compression}, but only uncompressed files have random access; "
             "unpack the files and type data.options.compression=none"
         )
     if layout.encoding not in ENCODINGS:
@@ -121,7 +121,7 @@ def _examples(pattern: str, layout: Format, *, option: str, verify: bool, expect
     count = sum(len(offsets) for offsets, _ in indexes)
     if expected is not None and count != expected:
         raise DataError(
-            f"{pattern}: {count} records in {len(paths)} files, data.options.{option}_examples says {expected}; "
+            f"{pattern}: {count} records in {len(paths)} files, but data.options.{option}_examples says {expected}; "
             f"copy the files again, or type data.options.{option}_examples={count}"
         )
     for path in paths:
@@ -155,7 +155,7 @@ def _find_problem(record: bytes, layout: Format) -> str | None:
     wanted.append((layout.label, "label", "int64_list"))
     for key, option, kind in wanted:
         if key not in features:
-            return f"has no feature {key!r}, it holds {sorted(features)}; type data.options.{option}={_e_g(option)}"
+            return f"has no feature {key!r}, only {sorted(features)}; type data.options.{option}={_e_g(option)}"
         actual = features[key].WhichOneof("kind")
         if actual != kind:
             return f"feature {key!r} is {actual or 'empty'}, it must be {kind}; {_advice(option, actual)}"
@@ -193,7 +193,7 @@ def _find_bad_named(key: str, feature: Any, spec: ArraySpec) -> str | None:
     values = getattr(feature, KINDS[spec.dtype]).value
     size = math.prod(size or 1 for size in spec.shape)
     if len(values) != size:
-        given = f"has {len(values)} values, shape {list(spec.shape)} has {size}"
+        given = f"has {len(values)} values, but shape {list(spec.shape)} has {size}"
         return f"feature {key!r} {given}; type data.options.features.{key}.shape=[...]"
     if spec.dtype == "float32" and not np.isfinite(values).all():
         return f"feature {key!r} holds NaN or infinity; remove the record, or replace the value"
@@ -205,9 +205,8 @@ def _find_bad_value(feature: Any, layout: Format) -> str | None:
     if layout.encoding == "float":
         values = np.array(feature.float_list.value, np.float32)
         if len(values) != size:
-            return (
-                f"feature {layout.feature!r} has {len(values)} values, shape {list(layout.shape)} has {size}; {change}"
-            )
+            given = f"has {len(values)} values, but shape {list(layout.shape)} has {size}"
+            return f"feature {layout.feature!r} {given}; {change}"
         if not np.isfinite(values).all():
             return f"feature {layout.feature!r} holds NaN or infinity; remove the record, or replace the value"
         return None
@@ -228,9 +227,7 @@ def _find_bad_png(content: bytes, layout: Format) -> str | None:
     width, height = struct.unpack(">II", content[16:24])
     if (height, width) != layout.shape[:2]:
         given = [height, width, layout.shape[2]]
-        return (
-            f"image is {height} high and {width} wide, shape is {list(layout.shape)}; type data.options.shape={given}"
-        )
+        return f"image is {height} x {width}, but shape is {list(layout.shape)}; type data.options.shape={given}"
     return None
 
 

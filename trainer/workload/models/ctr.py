@@ -48,7 +48,7 @@ def _check(spec: Any) -> None:
         raise ValueError(f"model ctr needs features that are known to be ids; {hint}")
     for name, one in features.items():
         if one.dtype == "string":
-            raise ValueError(f"model ctr takes no texts; type 'data.options.ids.{name}=vocabulary'")
+            raise ValueError(f"model ctr takes no text; type 'data.options.ids.{name}=vocabulary'")
 
 
 def _as_floats(numbers: Any) -> Any:
