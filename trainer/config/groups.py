@@ -80,12 +80,8 @@ def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
     for index, given in enumerate(section.groups):
         key = f"{KEY}[{index}]"
         if not isinstance(given, Mapping) or not _patterns(given.get("match")):
-            yield Problem(
-                key,
-                "malformed",
-                f"{given!r} is not a mapping with patterns of parameter paths in match",
-                f"e.g. {EXAMPLE}",
-            )
+            message = f"{given!r} is not a mapping with patterns of parameter paths in match"
+            yield Problem(key, "malformed", message, f"e.g. {EXAMPLE}")
             continue
         names = [field.name for field in fields(PatternGroup)]
         for name, value in given.items():

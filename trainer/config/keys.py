@@ -112,13 +112,8 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
     kind = hint(path)
     if kind is None:
         if hint(".".join(path).split(".")) is not None:  # a file says train.steps: 5
-            return Problem(
-                where,
-                "malformed",
-                "has a dot in its name; in a file sections are nested",
-                f"write {_nested(path, value)}",
-                about=".".join(path),
-            )
+            message = "has a dot in its name; in a file sections are nested"
+            return Problem(where, "malformed", message, f"write {_nested(path, value)}", about=".".join(path))
         return unknown(where, ".".join(path), value, declared())
     if kind is Any:
         return None
@@ -149,13 +144,8 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str
     names = [name[len(prefix) :] for name in known if name.startswith(prefix) and "." not in name[len(prefix) :]]
     message, owner = f"unknown key {key}", section or "config"
     if (new := former_keys.successor(key, value)) is not None:
-        return Problem(
-            where,
-            "former-key",
-            f"{key} is no longer a key",
-            f"type {typed(new, value)}" if new else "leave it out",
-            about=key,
-        )
+        remedy = f"type {typed(new, value)}" if new else "leave it out"
+        return Problem(where, "former-key", f"{key} is no longer a key", remedy, about=key)
     if (setting := meant(key, value)) is not None:
         return Problem(where, "unknown-key", message, f"type {setting}", about=owner)
     near = nearest(key, known)

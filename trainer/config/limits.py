@@ -50,9 +50,8 @@ def check_read(section: Any, prefix: str) -> Iterator[Problem]:
         if readers and section.name.value not in readers and value != key.default:
             others = f"{' and '.join(readers)} {'do' if len(readers) > 1 else 'does'}"
             message = f"{section.name.value} does not use it; {others}"
-            yield Problem(
-                f"{prefix}{key.name}", "no-effect", message, f"leave it out, or type {prefix}name={readers[0]}"
-            )
+            remedy = f"leave it out, or type {prefix}name={readers[0]}"
+            yield Problem(f"{prefix}{key.name}", "no-effect", message, remedy)
 
 
 def _check_number(path: str, value: float, bounds: dict[str, float], default: Any) -> Iterator[Problem]:

@@ -117,9 +117,8 @@ class CheckedFiles(FileConfigSource):
             return _with_choices(result) if config_path.startswith(EXPERIMENT) else result
         except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
             message = f"cannot be read: {str(error).splitlines()[0]}"
-            raise ConfigError(
-                [Problem(yaml_files.shown(path), "unreadable", message, "correct that key", about="file")]
-            ) from error
+            remedy = "correct that key"
+            raise ConfigError([Problem(yaml_files.shown(path), "unreadable", message, remedy, about="file")]) from error
 
     def _read(self, path: Path) -> ConfigResult:
         text = path.read_text(encoding="utf-8")

@@ -131,9 +131,8 @@ def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: s
     sizes = {name: getattr(cluster, name) for name in JOBS}
     if job not in sizes:
         what = f"task={task} was set without job" if job is None else f"{job!r} is not a job"
-        yield Problem(
-            "job", "unknown-choice", f"{what}; available: {', '.join(sizes)}", f"e.g. job=worker task={task or 0}"
-        )
+        message = f"{what}; available: {', '.join(sizes)}"
+        yield Problem("job", "unknown-choice", message, f"e.g. job=worker task={task or 0}")
     elif task is None or task >= sizes[job]:
         last = sizes[job] - 1
         allowed = f"{job} has tasks 0..{last}" if last >= 0 else f"the cluster has no {job}"
@@ -141,16 +140,9 @@ def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: s
         other, there = (job, last) if last >= 0 else ("worker", sizes["worker"] - 1)
         yield Problem("task", "out-of-range", f"{what}; {allowed}", f"e.g. job={other} task={there}")
     elif not cluster.addresses:
-        yield Problem(
-            "job",
-            "not-set",
-            "a task started alone must know where the others listen, but the cluster has no addresses",
-            "set cluster.addresses.ps=[host:port,...] cluster.addresses.worker=[...], or leave job and task out",
-        )
+        message = "a task started alone must know where the others listen, but the cluster has no addresses"
+        remedy = "set cluster.addresses.ps=[host:port,...] cluster.addresses.worker=[...], or leave job and task out"
+        yield Problem("job", "not-set", message, remedy)
     elif job == "evaluator" and run is None:
-        yield Problem(
-            "run",
-            "not-set",
-            "evaluator:0 reads the checkpoints that the chief writes, but run is not set",
-            "give every task the same run=PATH, a directory that all tasks share",
-        )
+        message = "evaluator:0 reads the checkpoints that the chief writes, but run is not set"
+        yield Problem("run", "not-set", message, "give every task the same run=PATH, a directory that all tasks share")

@@ -52,6 +52,5 @@ def _numbers(ranges: str, names: str, key: str) -> list[str]:
 
 
 def _malformed(names: str, key: str) -> ConfigError:
-    return ConfigError(
-        [Problem(key, "malformed", f"{names!r} is not a list of nodes", "e.g. node[1-3,07],rack[0-1]node[1-2],login")]
-    )
+    message = f"{names!r} is not a list of nodes"
+    return ConfigError([Problem(key, "malformed", message, "e.g. node[1-3,07],rack[0-1]node[1-2],login")])

@@ -71,12 +71,8 @@ def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
 def _check_launch(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     name = config.launch.name
     if name in ON_HOSTS and mode not in (Mode.train, Mode.plan, Mode.render):
-        yield Problem(
-            "launch",
-            "not-supported",
-            f"trainer {mode.value} runs processes on this machine",
-            f"leave launch={name.value} out",
-        )
+        message = f"trainer {mode.value} runs processes on this machine"
+        yield Problem("launch", "not-supported", message, f"leave launch={name.value} out")
     if config.launch.name is Launch.ssh and config.job is None and mode is Mode.train:
         yield Problem("launch", "not-set", "ssh starts the tasks on cluster.hosts, which is empty", f"e.g. {EXAMPLE}")
     if config.launch.name is Launch.slurm and not _are_words(config.slurm.args):
@@ -102,12 +98,8 @@ def _check_use(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     starts_them = mode is Mode.train and is_on_hosts(config.launch.name, config.cluster)
     if mode not in (Mode.render, Mode.plan) and not starts_them:
         message = f"trainer {mode.value} with launch={config.launch.name.value} runs on this machine alone"
-        yield Problem(
-            KEY,
-            "conflict",
-            message,
-            "type launch=ssh, or launch=docker; or trainer render, which writes a file and a command for each host",
-        )
+        remedy = "type launch=ssh, or launch=docker; or trainer render, which writes a file and a command for each host"
+        yield Problem(KEY, "conflict", message, remedy)
     if config.cluster.addresses:
         yield Problem(KEY, "conflict", "cluster.addresses already says where every task is", "leave out one of the two")
     if config.cluster.is_local:
@@ -120,24 +112,21 @@ def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
     entry = {"address": given} if isinstance(given, str) else given
     if not isinstance(entry, Mapping) or "address" not in entry:
         message = f"{given!r} is neither an address nor a mapping with one"
-        problems.append(
-            Problem(key, "malformed", message, f"e.g. {EXAMPLE} or [{{address:10.0.0.1,gpus:4,ps:1,worker:4}}]")
-        )
+        remedy = f"e.g. {EXAMPLE} or [{{address:10.0.0.1,gpus:4,ps:1,worker:4}}]"
+        problems.append(Problem(key, "malformed", message, remedy))
         return None
     names = [field.name for field in fields(Host)]
     before = len(problems)
     for name, value in entry.items():
         if name not in names:
             near = (*difflib.get_close_matches(str(name), names, n=1), "worker")[0]
-            problems.append(
-                Problem(key, "unknown-key", f"there is no {name}; available: {', '.join(names)}", f"e.g. {near}")
-            )
+            message = f"there is no {name}; available: {', '.join(names)}"
+            problems.append(Problem(key, "unknown-key", message, f"e.g. {near}"))
         elif name == "address":
             problems += _check_address(key, value)
         elif value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            problems.append(
-                Problem(key, "out-of-range", f"{name}={value!r} is not a whole number of at least 0", f"e.g. {name}:1")
-            )
+            message = f"{name}={value!r} is not a whole number of at least 0"
+            problems.append(Problem(key, "out-of-range", message, f"e.g. {name}:1"))
     return Host(**entry) if len(problems) == before else None
 
 
@@ -145,9 +134,8 @@ def _check_address(key: str, address: Any) -> Iterator[Problem]:
     """Addresses have no ports here: every task of a host gets its own."""
     if not isinstance(address, str) or not address.strip() or "/" in address or address.count(":") == 1:
         host = str(address).rpartition("://")[2].partition(":")[0].partition("/")[0] or "10.0.0.1"
-        yield Problem(
-            key, "malformed", f"{address!r} is not a host name or IP address", f"e.g. {host}; ports are assigned"
-        )
+        message = f"{address!r} is not a host name or IP address"
+        yield Problem(key, "malformed", message, f"e.g. {host}; ports are assigned")
 
 
 def _share_out(cluster: ClusterConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> list[str]:
@@ -162,9 +150,8 @@ def _share_out(cluster: ClusterConfig, job: str, hosts: Sequence[Host], problems
         counts = [total // len(hosts) + (index < total % len(hosts)) for index in range(len(hosts))]
     if sum(counts) != total:
         message = f"the hosts have {sum(counts)} {job} tasks in total, but cluster={cluster.name} has {total}"
-        problems.append(
-            Problem(KEY, "mismatch", message, f"give {job} numbers that add up to {total}, or leave {job} out")
-        )
+        remedy = f"give {job} numbers that add up to {total}, or leave {job} out"
+        problems.append(Problem(KEY, "mismatch", message, remedy))
     return [host.address for host, count in zip(hosts, counts, strict=True) for _ in range(count)]
 
 

@@ -124,13 +124,11 @@ def _check_step(cluster: ClusterConfig, environ: Mapping[str, str]) -> Iterator[
         message = f"the step has {count} tasks, and cluster={cluster.name} has {wanted}"
         yield Problem(KEY, "mismatch", message, f"type srun -n{wanted}, or {other}")
     elif cluster.addresses or cluster.hosts:
-        yield Problem(
-            KEY, "conflict", "a step says where its tasks listen", "leave cluster.addresses and cluster.hosts out"
-        )
+        message = "a step says where its tasks listen"
+        yield Problem(KEY, "conflict", message, "leave cluster.addresses and cluster.hosts out")
     elif max((place.number for place in places(environ)), default=0) >= PORTS_OF_STEP:
-        yield Problem(
-            KEY, "over-capacity", f"more than {PORTS_OF_STEP} tasks on a node", "use more nodes, or launch=slurm"
-        )
+        message = f"more than {PORTS_OF_STEP} tasks on a node"
+        yield Problem(KEY, "over-capacity", message, "use more nodes, or launch=slurm")
     elif not places(environ):
         distribution = environ.get("SLURM_DISTRIBUTION")
         message = f"the step is distributed by {distribution}, so its tasks do not know where the others are"

@@ -31,9 +31,8 @@ def check(run: Path) -> None:
     if not taken or was_run(run):
         return
     message = f"{run} is not a run directory, and has {some(taken, NAMED_AT_MOST)}, which a run would replace"
-    raise ConfigError(
-        [Problem("run", "taken", message, f"choose another folder, e.g. {typed('run', str(run / 'run'))}")]
-    )
+    remedy = f"choose another folder, e.g. {typed('run', str(run / 'run'))}"
+    raise ConfigError([Problem("run", "taken", message, remedy)])
 
 
 def check_kinds(run: Path) -> None:

@@ -37,9 +37,8 @@ def files_of(init: str) -> tuple[str, ...]:
     if path.is_dir() and (found := _in_checkpoint(path) or _exported(path)):
         return tuple(map(str, found))
     message = f"{init} is neither a run, nor a checkpoint, nor a file that ends in {', '.join(SUFFIXES)}"
-    raise ConfigError(
-        [Problem("model.init", "malformed", message, "e.g. model.init=runs/first or model.init=model.keras")]
-    )
+    remedy = "e.g. model.init=runs/first or model.init=model.keras"
+    raise ConfigError([Problem("model.init", "malformed", message, remedy)])
 
 
 def _in_checkpoint(path: Path) -> list[Path]:

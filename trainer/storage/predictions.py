@@ -58,9 +58,8 @@ def _of_one_shape(batches: Iterable[Outputs]) -> Iterator[Outputs]:
         for name, values in outputs.items():
             if (shape := first.setdefault(name, values.shape[1:])) != values.shape[1:]:
                 message = f"{name} has examples of shape {list(shape)} and of shape {list(values.shape[1:])}"
-                raise ConfigError(
-                    [Problem("export.to", "not-supported", message, "write a .jsonl file, e.g. to=predictions.jsonl")]
-                )
+                remedy = "write a .jsonl file, e.g. to=predictions.jsonl"
+                raise ConfigError([Problem("export.to", "not-supported", message, remedy)])
         yield outputs
 
 
@@ -112,9 +111,8 @@ def _columns(name: str, values: np.ndarray) -> list[str]:
     if values.ndim > 2:
         shape = list(values.shape[1:])
         message = f"{name} has shape {shape} for each example, which does not fit into one row of a table"
-        raise ConfigError(
-            [Problem("export.to", "not-supported", message, "use a file name that ends in .npz or .jsonl")]
-        )
+        remedy = "use a file name that ends in .npz or .jsonl"
+        raise ConfigError([Problem("export.to", "not-supported", message, remedy)])
     return [name] if values.ndim == 1 else [f"{name}_{number}" for number in range(values.shape[1])]
 
 

@@ -56,9 +56,8 @@ def open_wire(plan: Plan) -> VectorWire:
         return MemoryWire(os.environ[MEMORY], plan.shards, plan.effective_strategy, len(plan.workers))
     except OSError as error:
         remedy = f"type strategy={plan.strategy} strategy.wire=float32"
-        raise ConfigError(
-            [Problem("strategy.wire", "not-available", f"memory cannot be mapped: {error.strerror}", remedy)]
-        ) from error
+        message = f"memory cannot be mapped: {error.strerror}"
+        raise ConfigError([Problem("strategy.wire", "not-available", message, remedy)]) from error
 
 
 def open_tables(plan: Plan) -> list[BlockMemory]:

@@ -39,9 +39,8 @@ def check_layers(model: keras.Model, precision: str) -> None:
     for layer in [*model._flatten_layers(include_self=False), model] if precision != SCALED else []:
         if layer.compute_dtype == "float16":
             message = f"layer {layer.path or layer.name} computes in float16, and {precision} has no loss scale"
-            raise ConfigError(
-                [Problem(KEY, "not-supported", message, f"type {KEY}={SCALED}, or leave the layer's dtype out")]
-            )
+            remedy = f"type {KEY}={SCALED}, or leave the layer's dtype out"
+            raise ConfigError([Problem(KEY, "not-supported", message, remedy)])
 
 
 def _check_globals(allowed: tuple[str, ...], precision: str, user_file: str | None) -> None:

@@ -16,12 +16,8 @@ from trainer.faults.problems import ConfigError, Problem
 def check(config: RunConfig, chaos: ChaosConfig) -> Iterator[Problem]:
     """Yields the reasons why the faults of the config cannot be injected."""
     if config.job is not None:
-        yield Problem(
-            "mode",
-            "conflict",
-            "trainer chaos starts every task itself; it cannot run one task alone",
-            "leave out job and task",
-        )
+        message = "trainer chaos starts every task itself; it cannot run one task alone"
+        yield Problem("mode", "conflict", message, "leave out job and task")
     given = [name for name in ("schedule", "random", "minutes") if getattr(chaos, name)]
     if len(given) != 1:
         sources = " and ".join(f"chaos.{name}" for name in given) or "none"

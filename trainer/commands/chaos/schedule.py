@@ -177,9 +177,8 @@ def _never(fault: Fault, crew: FaultTargets) -> Problem | None:
     """Returns why a fault can never happen, or None."""
     if not 0 <= fault.step <= crew.steps:
         message = f"'{fault}' is after the last step; the run has train.steps={crew.steps}"
-        return Problem(
-            KEY, "out-of-range", message, f"type a step from 0 to {crew.steps}, or train.steps={fault.step + 20}"
-        )
+        remedy = f"type a step from 0 to {crew.steps}, or train.steps={fault.step + 20}"
+        return Problem(KEY, "out-of-range", message, remedy)
     if fault.place is None:
         return None
     for task in fault.tasks:

@@ -103,12 +103,8 @@ class Console:
         try:
             await run_in_threadpool(actions.start_launcher, [*draft.overrides, shell.override("run", str(path))], path)
         except OSError as error:
-            draft.add(
-                "",
-                Problem(
-                    str(path), "unreadable", str(error.strerror), "choose another runs.folder", about="runs.folder"
-                ),
-            )
+            message = str(error.strerror)
+            draft.add("", Problem(str(path), "unreadable", message, "choose another runs.folder", about="runs.folder"))
             return self._form(draft)
         return RedirectResponse(pages.run_url(self.folder.name(path)), 303)
 

@@ -95,10 +95,8 @@ def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Dr
     given = draft.values
     for name in ("ps", "workers", "gpus"):
         if not given[name].isdecimal() or int(given[name]) > MOST[name]:
-            draft.add(
-                name,
-                Problem(name, "out-of-range", f"{given[name]!r} is not a whole number up to {MOST[name]}", "e.g. 2"),
-            )
+            message = f"{given[name]!r} is not a whole number up to {MOST[name]}"
+            draft.add(name, Problem(name, "out-of-range", message, "e.g. 2"))
     if not draft.problems:
         draft.overrides += _cluster(given)
     for name in ("name", "launch", "strategy", "model", "data", "optimizer"):
@@ -141,18 +139,12 @@ def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None
         key, value = parsed.key_or_group, parsed.value()
         is_plain = not (parsed.is_delete() or parsed.is_sweep_override() or parsed.package) and "${" not in line
     except (HydraException, ValueError, RecursionError):
-        return Problem(
-            line,
-            "malformed",
-            "is not an override",
-            "one key=value on each line, e.g. optimizer.clip_norm=1",
-            about="override",
-        )
+        remedy = "one key=value on each line, e.g. optimizer.clip_norm=1"
+        return Problem(line, "malformed", "is not an override", remedy, about="override")
     section = key.split(".")[0]
     if not is_plain or "/" in key or section not in SECTIONS or (section == key and isinstance(value, dict | list)):
-        return Problem(
-            key, "not-allowed", "cannot be set from the console", f"allowed here: single keys of {', '.join(SECTIONS)}"
-        )
+        message = "cannot be set from the console"
+        return Problem(key, "not-allowed", message, f"allowed here: single keys of {', '.join(SECTIONS)}")
     if key == "user":
         return _outside(str(value), config.user_folder, "console.user_folder")
     if key in ("resume", "model.init") and value not in ("auto", "never", None):

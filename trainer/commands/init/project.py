@@ -26,11 +26,8 @@ def check(project: str | None) -> list[Problem]:
         return [_cannot(folder, error)]
     if held:
         message = f"{folder} is not empty: it holds {', '.join(held[:3])}{', ...' if len(held) > 3 else ''}"
-        return [
-            Problem(
-                "project", "taken", message, f"name a folder that does not exist yet, e.g. trainer init {project}_2"
-            )
-        ]
+        remedy = f"name a folder that does not exist yet, e.g. trainer init {project}_2"
+        return [Problem("project", "taken", message, remedy)]
     return []
 
 
@@ -55,9 +52,8 @@ def run(project: str) -> int:
 
 def _cannot(folder: Path, error: OSError) -> Problem:
     message = f"{folder} cannot be used: {error.strerror}"
-    return Problem(
-        "project", "unreadable", message, "give a folder that you may write to, e.g. trainer init ~/my_project"
-    )
+    remedy = "give a folder that you may write to, e.g. trainer init ~/my_project"
+    return Problem("project", "unreadable", message, remedy)
 
 
 def _files(title: str) -> Iterator[tuple[str, str]]:

@@ -64,9 +64,8 @@ def _changed(stored: RunConfig, name: str, config: RunConfig) -> RunConfig:
     path = name.split(".")
     kind = keys.hint(path)
     if kind is None or dataclasses.is_dataclass(kind):
-        raise ConfigError(
-            [Problem(name, "malformed", "trainer continue changes single keys only", "e.g. train.steps=600")]
-        )
+        message = "trainer continue changes single keys only"
+        raise ConfigError([Problem(name, "malformed", message, "e.g. train.steps=600")])
     value: Any = reduce(getattr, path, config)
     for *sections, key in (path[:end] for end in range(len(path), 0, -1)):
         section: Any = reduce(getattr, sections, stored)

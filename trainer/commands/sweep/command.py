@@ -43,9 +43,8 @@ def check(config: RunConfig, asked: SweepConfig) -> list[Problem]:
             for name in changed
         ]
         if config.train.epochs is not None:
-            problems.append(
-                Problem("train.epochs", "conflict", "sweep.halving divides steps", "type train.steps=N instead")
-            )
+            message = "sweep.halving divides steps"
+            problems.append(Problem("train.epochs", "conflict", message, "type train.steps=N instead"))
     machine = this_machine()
     if problems := problems + shares.check(asked, config.launch, config.device, machine):
         return problems

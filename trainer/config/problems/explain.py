@@ -246,13 +246,8 @@ def _no_such_file(name: str) -> Problem:
     if near:
         return Problem(name, "not-found", "there is no such file", f"did you mean {near[0]}?", about="experiment")
     message = f"there is no such file, and no other .yaml file in {folder.resolve()}"
-    return Problem(
-        name,
-        "not-found",
-        message,
-        "give the path of an experiment, or trainer init FOLDER makes one",
-        about="experiment",
-    )
+    remedy = "give the path of an experiment, or trainer init FOLDER makes one"
+    return Problem(name, "not-found", message, remedy, about="experiment")
 
 
 def _parse(text: str) -> Override | None:

@@ -104,17 +104,11 @@ def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Pro
     """Returns the problem of an unknown choice of a group, with the available ones."""
     options = sorted(set(options))
     if not options:
-        return Problem(
-            where, "unknown-choice", f"unknown {group} '{name}'; none is available", f"leave {group} out", about=group
-        )
+        message = f"unknown {group} '{name}'; none is available"
+        return Problem(where, "unknown-choice", message, f"leave {group} out", about=group)
     near = (*difflib.get_close_matches(name, options, n=1), options[0])[0]
-    return Problem(
-        where,
-        "unknown-choice",
-        f"unknown {group} '{name}'; available: {', '.join(options)}",
-        f"e.g. {group}={near}",
-        about=group,
-    )
+    message = f"unknown {group} '{name}'; available: {', '.join(options)}"
+    return Problem(where, "unknown-choice", message, f"e.g. {group}={near}", about=group)
 
 
 def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Problem]:
@@ -129,9 +123,8 @@ def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Ma
             message = f"{keys.shown(value)!r} is not {_kind(declared[option])}, which {name} needs"
             yield Problem(key, "wrong-type", message, f"e.g. {key}={default}")
         elif isinstance(value, float) and not math.isfinite(value):
-            yield Problem(
-                key, "out-of-range", f"{value} is not a finite number", f"e.g. {key}={keys.shown(declared[option])}"
-            )
+            message = f"{value} is not a finite number"
+            yield Problem(key, "out-of-range", message, f"e.g. {key}={keys.shown(declared[option])}")
 
 
 def _same_kind(default: Any, value: Any) -> bool:

@@ -73,17 +73,15 @@ def _unset(missing: Sequence[str], composed: DictConfig, choices: Mapping[str, A
         if option:
             choice = f"{group}={choices.get(group)}"
             if group != "data" or composed.mode not in OF_ANOTHER_RUN:
-                yield Problem(
-                    key, "not-set", f"is not set, and {choice} needs it", f"add {key}={_hint(group, choices, option)}"
-                )
+                message = f"is not set, and {choice} needs it"
+                yield Problem(key, "not-set", message, f"add {key}={_hint(group, choices, option)}")
             options = OmegaConf.select(composed, key.rpartition(".")[0])
             with open_dict(options):
                 del options[key.rpartition(".")[2]]
         elif key in keys.EXAMPLES and key.endswith(".name"):
             group = key.removesuffix(".name")
-            yield Problem(
-                key, "not-set", "is not set", f"choose a file of conf/{group}, e.g. {group}={keys.EXAMPLES[key]}"
-            )
+            message = "is not set"
+            yield Problem(key, "not-set", message, f"choose a file of conf/{group}, e.g. {group}={keys.EXAMPLES[key]}")
         else:
             yield Problem(key, "not-set", "is not set", f"e.g. {keys.example(key.partition('[')[0])}")
 
@@ -136,9 +134,8 @@ def _reason(error: OmegaConfBaseException) -> str:
 def _check_name(name: str) -> Iterator[Problem]:
     if not NAME.fullmatch(name):
         nearest = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63] or "run"
-        yield Problem(
-            "name", "malformed", f"'{name}' must be 1 to 63 characters from a-z, 0-9 and -", f"e.g. name={nearest}"
-        )
+        message = f"'{name}' must be 1 to 63 characters from a-z, 0-9 and -"
+        yield Problem("name", "malformed", message, f"e.g. name={nearest}")
 
 
 def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
@@ -152,9 +149,8 @@ def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
             yield from _check_characters(item, path)
     elif isinstance(value, str) and (control := CONTROL.search(value)):
         message = f"'{value}' has the control character {shell.printable(ascii(control[0]))[1:-1]}"
-        yield Problem(
-            ".".join(path), "malformed", message, "remove it; if a file or folder has it in its name, rename it"
-        )
+        remedy = "remove it; if a file or folder has it in its name, rename it"
+        yield Problem(".".join(path), "malformed", message, remedy)
 
 
 def _check_run(run: str | None, mode: Mode) -> Iterator[Problem]:
@@ -163,19 +159,11 @@ def _check_run(run: str | None, mode: Mode) -> Iterator[Problem]:
         return
     path = PurePath(run)
     if ".." in path.parts:
-        yield Problem(
-            "run",
-            "unsafe",
-            f"'{run}' contains '..', which is not allowed in a run directory",
-            shell.typed("run", str(Path(run).resolve())),
-        )
+        message = f"'{run}' contains '..', which is not allowed in a run directory"
+        yield Problem("run", "unsafe", message, shell.typed("run", str(Path(run).resolve())))
     elif run.startswith("~"):
-        yield Problem(
-            "run",
-            "malformed",
-            f"'{run}' starts with ~, which only a shell expands",
-            shell.typed("run", str(Path(run).expanduser())),
-        )
+        message = f"'{run}' starts with ~, which only a shell expands"
+        yield Problem("run", "malformed", message, shell.typed("run", str(Path(run).expanduser())))
     elif not path.name or "\0" in run or (path in OF_RUNS and mode is Mode.train):
         message = f"'{run}' cannot be a run directory: a run writes and deletes files in it"
         yield Problem("run", "unsafe", message, "e.g. run=runs/first, or leave run out")
@@ -203,6 +191,5 @@ def _check_part(given: str | None) -> Iterator[Problem]:
         is_size = False
     if not is_size:
         message = f"{given} is not a size in MiB; it must be {AUTO}, null or a number above 0"
-        yield Problem(
-            "placement.max_part_mib", "out-of-range", message, "leave it out, or type placement.max_part_mib=6"
-        )
+        remedy = "leave it out, or type placement.max_part_mib=6"
+        yield Problem("placement.max_part_mib", "out-of-range", message, remedy)

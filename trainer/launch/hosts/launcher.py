@@ -120,9 +120,8 @@ def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
             message = f"{host} has {one.version}, but this machine has {versions.describe()}"
             yield Problem(KEY, "mismatch", message, "install the same versions on all hosts")
         elif one.code != versions.code_hash():
-            yield Problem(
-                KEY, "mismatch", f"{host} runs different trainer code", "install the same version on all hosts"
-            )
+            message = f"{host} runs different trainer code"
+            yield Problem(KEY, "mismatch", message, "install the same version on all hosts")
 
 
 def _check_gpus(config: RunConfig, facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
@@ -131,12 +130,8 @@ def _check_gpus(config: RunConfig, facts: Mapping[str, HostFacts]) -> Iterator[P
         highest = max(of_task(config.device.gpus, job, int(index)) or [-1])
         if highest >= facts[host].gpus:
             has = count(facts[host].gpus, "GPU")
-            yield Problem(
-                "device.gpus",
-                "not-available",
-                f"{name} is assigned GPU {highest}, but {host} has only {has}",
-                "indices start at 0",
-            )
+            message = f"{name} is assigned GPU {highest}, but {host} has only {has}"
+            yield Problem("device.gpus", "not-available", message, "indices start at 0")
 
 
 def _with_ports(plan: Plan, host_of: Mapping[str, str], ports: Mapping[str, Sequence[int]]) -> Plan:

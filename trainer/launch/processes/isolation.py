@@ -45,9 +45,8 @@ def why_not(config: RunConfig, pages: Path | None = None) -> str:
     reason = reason or _why_no_socket(pages)
     if reason and isolate is Isolate.always:
         message = f"this machine cannot isolate runs: {reason}"
-        raise ConfigError(
-            [Problem("security.isolate", "not-available", message, "leave it out; trainer doctor says more")]
-        )
+        remedy = "leave it out; trainer doctor says more"
+        raise ConfigError([Problem("security.isolate", "not-available", message, remedy)])
     return reason
 
 

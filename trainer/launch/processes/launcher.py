@@ -100,9 +100,6 @@ def _address_of(task: Task) -> str:
 
 
 def _remote_address(task: Task) -> Problem:
-    return Problem(
-        f"cluster.addresses.{task.job}[{task.index}]",
-        "not-available",
-        f"{_address_of(task)} is not an address of this machine, where all tasks would start",
-        f"on the machine that has it, type the same command with job={task.job} task={task.index}",
-    )
+    message = f"{_address_of(task)} is not an address of this machine, where all tasks would start"
+    remedy = f"on the machine that has it, type the same command with job={task.job} task={task.index}"
+    return Problem(f"cluster.addresses.{task.job}[{task.index}]", "not-available", message, remedy)

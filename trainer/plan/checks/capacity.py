@@ -20,33 +20,26 @@ def check_capacity(cluster: ClusterConfig, here: int, machine: Machine) -> Itera
     yield from _check_cores(cluster, here, machine)
     files = FILES + FILES_OF_A_TASK * len(tasks)  # also in a task: it may talk to all others
     if machine.files is not None and files > machine.files:
-        yield Problem(
-            "ulimit -n",
-            "over-capacity",
-            f"a process may open {machine.files} files, and {count(len(tasks), 'task')} need about {files}",
-            f"type ulimit -n {max(files, ENOUGH_FILES)}, or choose a smaller cluster=",
-            about="ulimit",
-        )
+        message = f"a process may open {machine.files} files, and {count(len(tasks), 'task')} need about {files}"
+        remedy = f"type ulimit -n {max(files, ENOUGH_FILES)}, or choose a smaller cluster="
+        yield Problem("ulimit -n", "over-capacity", message, remedy, about="ulimit")
     threads = THREADS_OF_A_TASK * here
     if machine.threads is not None and threads > machine.threads:
-        yield Problem(
-            "ulimit -u",
-            "over-capacity",
-            f"{count(machine.threads, 'thread')} may run here, and {count(here, 'task')} need about {threads:,}",
+        message = f"{count(machine.threads, 'thread')} may run here, and {count(here, 'task')} need about {threads:,}"
+        remedy = (
             f"choose a smaller cluster=, or allow more: ulimit -u {threads}, docker run --pids-limit {threads}, "
-            f"sysctl kernel.pid_max={threads}",
-            about="ulimit",
+            f"sysctl kernel.pid_max={threads}"
         )
+        yield Problem("ulimit -u", "over-capacity", message, remedy, about="ulimit")
 
 
 def _check_cores(cluster: ClusterConfig, here: int, machine: Machine) -> Iterator[Problem]:
     most = TASKS_OF_A_CORE * machine.cores
     if here > most and not cluster.addresses:
         smaller = ClusterSize(min(cluster.ps, machine.cores), 2 * machine.cores, min(cluster.evaluator, 1))
-        yield Problem(
-            "cluster",
-            "over-capacity",
+        message = (
             f"cluster={cluster.name} is {count(here, 'task')} on {count(machine.cores, 'core')}; this machine starts "
-            f"at most {most:,}, {TASKS_OF_A_CORE} per core",
-            f"e.g. cluster={smaller}; for tasks on several machines give cluster.hosts",
+            f"at most {most:,}, {TASKS_OF_A_CORE} per core"
         )
+        remedy = f"e.g. cluster={smaller}; for tasks on several machines give cluster.hosts"
+        yield Problem("cluster", "over-capacity", message, remedy)

@@ -36,9 +36,8 @@ def _check_launch(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     if mode not in MODES:
         yield Problem(key, "not-supported", f"trainer {mode.value} runs processes on this machine", instead)
     if config.job is not None:
-        yield Problem(
-            key, "conflict", f"job={config.job} runs one task in this process and starts no containers", instead
-        )
+        message = f"job={config.job} runs one task in this process and starts no containers"
+        yield Problem(key, "conflict", message, instead)
     elif config.cluster.addresses and not config.cluster.hosts:
         message = "cluster.addresses has no effect with launch=docker; containers get their own network"
         yield Problem(key, "no-effect", message, "leave out one of the two")

@@ -57,9 +57,8 @@ def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> It
     message = f"{key!r} is neither a job nor a task of the cluster; available: {there}"
     job, _, index = key.partition(":")
     if job in JOBS and job not in sizes:
-        yield Problem(
-            f"{mapping}.{key}", "unknown-choice", message, f"leave it out, or choose a cluster with {job} tasks"
-        )
+        remedy = f"leave it out, or choose a cluster with {job} tasks"
+        yield Problem(f"{mapping}.{key}", "unknown-choice", message, remedy)
         return
     near = (difflib.get_close_matches(job, sizes, n=1) or ["worker"])[0]
     if index.isascii() and index.isdigit():
@@ -86,9 +85,8 @@ def _check_numbers(device: DeviceConfig) -> Iterator[Problem]:
     for key, value in device.memory_fraction.items():
         if not 0 < value <= 1:
             message = f"{value:g} is not in (0, 1]"
-            yield Problem(
-                f"device.memory_fraction.{key}", "out-of-range", message, "e.g. 0.45 each for two tasks on one GPU"
-            )
+            remedy = "e.g. 0.45 each for two tasks on one GPU"
+            yield Problem(f"device.memory_fraction.{key}", "out-of-range", message, remedy)
     for setting, (least, why) in LEAST.items():
         for mapping, key, value in _entries(device, (setting,)):
             yield from _check_least(mapping, key, value, least, why)
@@ -100,14 +98,12 @@ def _check_indices(device: DeviceConfig) -> Iterator[Problem]:
         for gpu in listed:
             if gpu < 0:
                 message = f"{gpu} is not a GPU index; indices start at 0"
-                yield Problem(
-                    f"device.gpus.{key}", "out-of-range", message, f"e.g. {_assignment('device.gpus', key, [0])}"
-                )
+                remedy = f"e.g. {_assignment('device.gpus', key, [0])}"
+                yield Problem(f"device.gpus.{key}", "out-of-range", message, remedy)
             elif gpus.count(gpu) > 1:
                 message = f"GPU {gpu} is listed twice in {_text(gpus)}"
-                yield Problem(
-                    f"device.gpus.{key}", "duplicate", message, f"type {_assignment('device.gpus', key, listed)}"
-                )
+                remedy = f"type {_assignment('device.gpus', key, listed)}"
+                yield Problem(f"device.gpus.{key}", "duplicate", message, remedy)
 
 
 def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]) -> Iterator[Problem]:
@@ -126,21 +122,18 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
     for mapping, key, value in memory:
         meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
         if meant and value is not False and not any(of_task(device.gpus, *task) for task in meant):
-            yield Problem(
-                f"{mapping}.{key}", "not-set", f"{key} sees no GPU", f"add {_assignment('device.gpus', key, [0])}"
-            )
+            message = f"{key} sees no GPU"
+            yield Problem(f"{mapping}.{key}", "not-set", message, f"add {_assignment('device.gpus', key, [0])}")
     reported = set()
     for job, index in tasks:
         keys = {(f"device.{name}", key_of(getattr(device, name), job, index)) for name in MEMORY}
         given = [f"{mapping}.{key}" for mapping, key, value in memory if (mapping, key) in keys and value is not False]
         if len(given) > 1 and tuple(given) not in reported:
             reported.add(tuple(given))
-            yield Problem(
-                given[0],
-                "conflict",
-                f"{job}:{index} sets more than one of memory_fraction, memory_mib and growth: {' and '.join(given)}",
-                "keep only one of them",
+            message = (
+                f"{job}:{index} sets more than one of memory_fraction, memory_mib and growth: {' and '.join(given)}"
             )
+            yield Problem(given[0], "conflict", message, "keep only one of them")
 
 
 def _check_names(device: DeviceConfig) -> Iterator[Problem]:
@@ -160,9 +153,8 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
     for name in dict.fromkeys(device.replicas):
         if device.replicas.count(name) > 1:
             remedy = f"type device.replicas={_text(list(dict.fromkeys(device.replicas)))}"
-            yield Problem(
-                "device.replicas", "duplicate", f"{name} is listed twice; a device holds one replica of a task", remedy
-            )
+            message = f"{name} is listed twice; a device holds one replica of a task"
+            yield Problem("device.replicas", "duplicate", message, remedy)
 
 
 def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:

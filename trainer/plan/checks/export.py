@@ -14,13 +14,11 @@ def check_formats(formats: Sequence[str]) -> Iterator[Problem]:
     """Yields a problem for every format that does not exist, or cannot be written here."""
     for name in formats:
         if name not in FORMATS:
-            yield Problem(
-                "export.formats", "unknown-choice", f"unknown format {name!r}", f"choose from {', '.join(FORMATS)}"
-            )
+            message = f"unknown format {name!r}"
+            yield Problem("export.formats", "unknown-choice", message, f"choose from {', '.join(FORMATS)}")
     if "onnx" in formats and find_spec("tf2onnx") is None:
-        yield Problem(
-            "export.formats", "not-available", "onnx needs the package tf2onnx", "pip install 'trainer[onnx]'"
-        )
+        message = "onnx needs the package tf2onnx"
+        yield Problem("export.formats", "not-available", message, "pip install 'trainer[onnx]'")
 
 
 def check_checkpoint(name: str) -> Iterator[Problem]:

@@ -30,9 +30,8 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
     examples, parts = description.train_examples, batch_parts(config.cluster, config.device, config.train)
     if 0 < examples < config.train.batch_size:
         message = f"one global batch takes {config.train.batch_size} examples, but the data has {examples}"
-        yield Problem(
-            "train.batch_size", "over-capacity", message, f"type train.batch_size={max(1, examples // parts * parts)}"
-        )
+        remedy = f"type train.batch_size={max(1, examples // parts * parts)}"
+        yield Problem("train.batch_size", "over-capacity", message, remedy)
 
 
 def _check_model_batch(config: RunConfig, description: Description) -> Iterator[Problem]:
@@ -55,12 +54,8 @@ def _check_model_batch(config: RunConfig, description: Description) -> Iterator[
 def _check_division(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
     if description.is_divided and any(len(task.replicas) > 1 for task in tasks):
         message = "replicas of one worker cannot share a tf.data.Dataset or an iterable: passes may differ in order"
-        yield Problem(
-            "device.replicas",
-            "not-supported",
-            message,
-            "return a function (context) with batches of context.replica, or arrays",
-        )
+        remedy = "return a function (context) with batches of context.replica, or arrays"
+        yield Problem("device.replicas", "not-supported", message, remedy)
 
 
 def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
@@ -109,12 +104,8 @@ def _check_layers(pins: Mapping[str, str], description: Description) -> Iterator
         if not any(fnmatchcase(path, pattern) for path in description.layers):
             near = difflib.get_close_matches(pattern, description.layers, n=3, cutoff=0.3) or description.layers[:3]
             message = f"pin {pattern!r} matches no layer; the nearest are {', '.join(near)}"
-            yield Problem(
-                "device.layers",
-                "no-match",
-                message,
-                f"e.g. 'device.layers={{{near[0] if near else 'dense'}:{device}}}'",
-            )
+            remedy = f"e.g. 'device.layers={{{near[0] if near else 'dense'}:{device}}}'"
+            yield Problem("device.layers", "no-match", message, remedy)
 
 
 def warn_of_model(description: Description) -> Iterator[Problem]:
@@ -124,11 +115,9 @@ def warn_of_model(description: Description) -> Iterator[Problem]:
     for message, remedy in description.doubts:
         yield Problem("model", "doubtful", message, remedy)
     for text in description.warnings:
-        yield Problem(
-            "model", "doubtful", text, 'to hide it: warnings.filterwarnings("ignore", ...) in the code that warns'
-        )
+        remedy = 'to hide it: warnings.filterwarnings("ignore", ...) in the code that warns'
+        yield Problem("model", "doubtful", text, remedy)
     for path in description.not_adapted:
         message = f"layer {path} was never adapted, so it returns its input unchanged"
-        yield Problem(
-            "model", "no-effect", message, "give the model's function an argument train, and call adapt(train)"
-        )
+        remedy = "give the model's function an argument train, and call adapt(train)"
+        yield Problem("model", "no-effect", message, remedy)

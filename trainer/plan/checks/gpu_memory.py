@@ -45,12 +45,9 @@ def check_gpu_memory(
     for gpu in _shared(cluster, device, machine, here):
         undecided = [share.task for share in gpu.shares if share.is_open]
         if len(undecided) > 1:
-            yield Problem(
-                "device.memory_fraction",
-                "over-capacity",
-                f"{_list(undecided)} share {gpu.name}, and the first would take nearly all of its memory",
-                f"add 'device.memory_fraction={_each(undecided, math.floor(90 / len(gpu.shares)) / 100)}'",
-            )
+            message = f"{_list(undecided)} share {gpu.name}, and the first would take nearly all of its memory"
+            remedy = f"add 'device.memory_fraction={_each(undecided, math.floor(90 / len(gpu.shares)) / 100)}'"
+            yield Problem("device.memory_fraction", "over-capacity", message, remedy)
         yield from _too_much(gpu)
 
 
@@ -76,9 +73,8 @@ def _too_much(gpu: SharedGpu) -> Iterator[Problem]:
     count = len(fractions) + len(mibs)
     if gpu.mib is None or not mibs:
         message = f"the tasks on {gpu.name} take {_terms(fractions)} = {sum(fractions):g} > 1 of its memory"
-        yield Problem(
-            "device.memory_fraction", "over-capacity", message, f"give each at most {math.floor(100 / count) / 100:g}"
-        )
+        remedy = f"give each at most {math.floor(100 / count) / 100:g}"
+        yield Problem("device.memory_fraction", "over-capacity", message, remedy)
     else:
         terms = " + ".join(filter(None, [_terms(fractions, f" x {gpu.mib}"), _terms(mibs)]))
         mib = f"{sum(fractions) * gpu.mib + sum(mibs):.0f} MiB, and it has {gpu.mib}"

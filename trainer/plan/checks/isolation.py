@@ -24,6 +24,5 @@ def why_not(config: RunConfig, mode: Mode) -> str:
 def check_isolation(config: RunConfig, mode: Mode) -> Iterator[Problem]:
     """Yields a problem if a network of their own is asked for and makes no sense."""
     if config.security.isolate is Isolate.always and (reason := why_not(config, mode)):
-        yield Problem(
-            "security.isolate", "not-available", f"this machine cannot isolate runs: {reason}", "leave it out"
-        )
+        message = f"this machine cannot isolate runs: {reason}"
+        yield Problem("security.isolate", "not-available", message, "leave it out")

@@ -26,6 +26,5 @@ def check_loggers(names: Sequence[str]) -> Iterator[Problem]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1) or list(known)[:1]
             message = f"unknown logger {name!r}; available: {', '.join(sorted(known))}"
-            yield Problem(
-                "loggers", "unknown-choice", message, f"e.g. loggers=[{near[0]}], or install the package that has it"
-            )
+            remedy = f"e.g. loggers=[{near[0]}], or install the package that has it"
+            yield Problem("loggers", "unknown-choice", message, remedy)

@@ -16,9 +16,8 @@ def check_exchanges(tasks: Sequence[Task], description: Description) -> Iterator
             f"{', '.join(description.exchanging)}: exchanges values with other replicas during a step, because of "
             f"synchronized=True or a call to all_reduce, which works with one replica only; this run has {replicas}"
         )
-        yield Problem(
-            "cluster", "not-supported", message, "type cluster=local, or train without it, e.g. with synchronized=False"
-        )
+        remedy = "type cluster=local, or train without it, e.g. with synchronized=False"
+        yield Problem("cluster", "not-supported", message, remedy)
 
 
 def averaged(tasks: Sequence[Task], strategy: Strategy) -> int:
@@ -53,20 +52,12 @@ def warn_of_parts(replicas: int, accumulate: int, description: Description) -> I
             f"{mixing}: its result for an example depends on the others of the batch, and each of the {parts} parts of "
             "a batch is computed separately, as under tf.distribute; the whole batch at once would give another result"
         )
-        yield Problem(
-            "model",
-            "depends-on-parts",
-            message,
-            "to compute the whole batch at once, type cluster=local without train.accumulate",
-        )
+        remedy = "to compute the whole batch at once, type cluster=local without train.accumulate"
+        yield Problem("model", "depends-on-parts", message, remedy)
     if replicas > 1 and description.counts and not description.is_one_mean:
         message = (
             "the losses of several outputs are divided by different counts of masks or weights, and an update takes "
             f"the mean over {replicas} replicas, as with tf.distribute; the loss of the whole batch would differ"
         )
-        yield Problem(
-            "model",
-            "depends-on-parts",
-            message,
-            "type cluster=local train.accumulate=N, which weights each output by its count",
-        )
+        remedy = "type cluster=local train.accumulate=N, which weights each output by its count"
+        yield Problem("model", "depends-on-parts", message, remedy)

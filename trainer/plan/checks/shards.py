@@ -16,15 +16,13 @@ def warn_of_shards(
     hosts = {shard.host for shard in shards}
     for shard in shards:
         if not any(other.trainable for other in shards if other.host == shard.host):
-            yield Problem(
-                "cluster", "no-effect", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards are enough"
-            )
+            message = f"{shard.host} holds no parameter"
+            yield Problem("cluster", "no-effect", message, f"{len(hosts) - 1} shards are enough")
     yield from _warn_of_imbalance(shards, pins, can_cut=can_cut)
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:
-        yield Problem(
-            "cluster", "slow", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here"
-        )
+        message = f"{workers} workers share {machine.cores} cores"
+        yield Problem("cluster", "slow", message, "fewer workers may be faster here")
 
 
 def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int], *, can_cut: bool) -> Iterator[Problem]:

@@ -39,9 +39,8 @@ def check_sparse_run(placement: PlacementConfig, optimizer: OptimizerConfig, str
     }
     for key, is_given in faults.items():
         if is_given:
-            yield Problem(
-                key, "not-supported", f"is not available with sparse layers ({key_of_layers})", "leave out one of them"
-            )
+            message = f"is not available with sparse layers ({key_of_layers})"
+            yield Problem(key, "not-supported", message, "leave out one of them")
 
 
 def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
@@ -49,18 +48,13 @@ def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
     for key in ("growing", "min_count", "max_age"):
         for pattern, value in getattr(placement, key).items():
             if value < 1:
-                yield Problem(
-                    f"placement.{key}",
-                    "out-of-range",
-                    f"{pattern} has {value}; it must be at least 1",
-                    f"e.g. 'placement.{key}={{{pattern}:1}}'",
-                )
+                message = f"{pattern} has {value}; it must be at least 1"
+                yield Problem(f"placement.{key}", "out-of-range", message, f"e.g. 'placement.{key}={{{pattern}:1}}'")
             if pattern not in placement.growing:
                 known = ", ".join(placement.growing) or "no layer"
                 remedy = f"give it a capacity, e.g. '{GROWING}={{{pattern}:1000000}}'"
-                yield Problem(
-                    f"placement.{key}", "no-match", f"{pattern!r} is not in {GROWING}, which names {known}", remedy
-                )
+                message = f"{pattern!r} is not in {GROWING}, which names {known}"
+                yield Problem(f"placement.{key}", "no-match", message, remedy)
 
 
 def check_patterns(patterns: Sequence[SparsePattern], known: Sequence[str]) -> Iterator[Problem]:
@@ -85,9 +79,8 @@ def check_memory(tables: TableLayout, machine: Machine) -> Iterator[Problem]:
             f"{rows:,} rows with their slots take {size(tables.nbytes)}, and this machine has "
             f"{size(machine.memory_bytes)} of memory"
         )
-        yield Problem(
-            KEY, "over-capacity", message, "use fewer or narrower rows, or an optimizer with fewer slots, e.g. sgd"
-        )
+        remedy = "use fewer or narrower rows, or an optimizer with fewer slots, e.g. sgd"
+        yield Problem(KEY, "over-capacity", message, remedy)
 
 
 def warn_of_dense(description: Description, batch: int) -> Iterator[Problem]:

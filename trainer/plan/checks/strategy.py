@@ -31,9 +31,8 @@ def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
     chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.is_local else size
     if chosen != size and cluster.worker > 0:
         given = " ".join(f"cluster.{job}={getattr(size, job)}" for job in JOBS if getattr(size, job))
-        yield Problem(
-            "cluster", "conflict", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}"
-        )
+        message = f"cluster={cluster.name} and {given} contradict each other"
+        yield Problem("cluster", "conflict", message, f"type cluster={size}")
 
 
 def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster: ClusterConfig) -> Iterator[Problem]:
@@ -50,9 +49,8 @@ def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster:
         for name, value in vars(plateau).items():
             if value != getattr(PlateauConfig, name):
                 message = "the learning rate is never reduced without a patience"
-                yield Problem(
-                    f"optimizer.plateau.{name}", "no-effect", message, "type optimizer.plateau.patience=10 too"
-                )
+                remedy = "type optimizer.plateau.patience=10 too"
+                yield Problem(f"optimizer.plateau.{name}", "no-effect", message, remedy)
 
 
 def check_parts(placement: PlacementConfig, optimizer: OptimizerConfig) -> Iterator[Problem]:
@@ -67,43 +65,26 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
     strategy = strategy_of(section, cluster)
     name, tasks = strategy.name, cluster.ps + cluster.worker
     if strategy.is_one_process and tasks > 1 and not cluster.is_local:
-        yield Problem(
-            "strategy",
-            "conflict",
-            f"local is one process, but cluster={cluster.name} has {tasks} tasks",
-            "leave strategy out",
-        )
+        message = f"local is one process, but cluster={cluster.name} has {tasks} tasks"
+        yield Problem("strategy", "conflict", message, "leave strategy out")
     if strategy.has_shard_hosts and cluster.is_local:
-        yield Problem(
-            "strategy",
-            "conflict",
-            f"{name} needs tasks that hold the shards, but cluster=local has neither ps nor other workers",
-            "type cluster=1ps2w or cluster=2w, or leave strategy out",
-        )
+        message = f"{name} needs tasks that hold the shards, but cluster=local has neither ps nor other workers"
+        yield Problem("strategy", "conflict", message, "type cluster=1ps2w or cluster=2w, or leave strategy out")
     if strategy.has_ring and cluster.is_local:
-        yield Problem(
-            "strategy", "conflict", "all_reduce runs between workers, but cluster=local has none", "type cluster=2w"
-        )
+        message = "all_reduce runs between workers, but cluster=local has none"
+        yield Problem("strategy", "conflict", message, "type cluster=2w")
     if strategy.has_ring and cluster.ps:
-        yield Problem(
-            "strategy",
-            "conflict",
-            f"all_reduce has no parameter servers, but cluster={cluster.name} has {cluster.ps}",
-            f"type cluster={cluster.worker}w, or leave strategy out",
-        )
+        message = f"all_reduce has no parameter servers, but cluster={cluster.name} has {cluster.ps}"
+        yield Problem("strategy", "conflict", message, f"type cluster={cluster.worker}w, or leave strategy out")
     if cluster.evaluator > 1:
-        yield Problem(
-            "cluster",
-            "out-of-range",
-            f"a cluster has at most one evaluator, but cluster={cluster.name} has {cluster.evaluator}",
-            f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
-        )
+        message = f"a cluster has at most one evaluator, but cluster={cluster.name} has {cluster.evaluator}"
+        remedy = f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e"
+        yield Problem("cluster", "out-of-range", message, remedy)
     yield from _check_quorum(section.quorum, cluster, device, strategy)
     yield from (p for p in check_read(section, "strategy.") if section.name is not StrategyName.auto)
     if section.name is StrategyName.auto and section.max_staleness is not None:
-        yield Problem(
-            "strategy.max_staleness", "no-effect", f"{name} has no stale gradients; async does", "type strategy=async"
-        )
+        message = f"{name} has no stale gradients; async does"
+        yield Problem("strategy.max_staleness", "no-effect", message, "type strategy=async")
     if section.name is StrategyName.auto and strategy.is_one_process and section.wire is not Wire.auto:
         yield Problem("strategy.wire", "no-effect", "one process sends nothing", "leave it out, or type cluster=1ps2w")
 
@@ -116,16 +97,11 @@ def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Ite
     if not strategy.has_shard_hosts:
         yield Problem(key, "no-effect", f"{strategy.name} has no tasks that hold shards for others", remedy)
     elif not strategy.waits_for_all:
-        yield Problem(
-            key, "not-supported", f"{strategy.name} takes gradients as they arrive, with one shard per host", remedy
-        )
+        message = f"{strategy.name} takes gradients as they arrive, with one shard per host"
+        yield Problem(key, "not-supported", message, remedy)
     elif device.log_placement:
-        yield Problem(
-            key,
-            "not-supported",
-            "device.log_placement can follow only one shard per host",
-            f"{remedy}, or leave out device.log_placement",
-        )
+        message = "device.log_placement can follow only one shard per host"
+        yield Problem(key, "not-supported", message, f"{remedy}, or leave out device.log_placement")
 
 
 def _check_quorum(
@@ -136,27 +112,19 @@ def _check_quorum(
     if quorum is None:
         if strategy.waits_for_quorum:
             remedy = f"type strategy.quorum={max(1, replicas - here)}"
-            yield Problem(
-                "strategy.quorum", "not-set", "backup needs the number of replicas that an update waits for", remedy
-            )
+            message = "backup needs the number of replicas that an update waits for"
+            yield Problem("strategy.quorum", "not-set", message, remedy)
     elif not 1 <= quorum <= replicas:
         message = f"{quorum} is out of range; it must be 1..{replicas}"
         yield Problem("strategy.quorum", "out-of-range", message, f"type strategy.quorum={replicas}")
     elif not strategy.waits_for_quorum and quorum < replicas:
-        yield Problem(
-            "strategy.quorum",
-            "no-effect",
-            f"{strategy.name} does not use it; backup does, and waits for {quorum} of the {replicas} replicas",
-            f"type strategy=backup strategy.quorum={quorum}, or leave it out",
-        )
+        message = f"{strategy.name} does not use it; backup does, and waits for {quorum} of the {replicas} replicas"
+        remedy = f"type strategy=backup strategy.quorum={quorum}, or leave it out"
+        yield Problem("strategy.quorum", "no-effect", message, remedy)
     elif quorum % here:
         near = quorum // here * here or here
-        yield Problem(
-            "strategy.quorum",
-            "not-divisible",
-            f"{quorum} cannot be reached: a worker sends the mean of its {here} replicas at once",
-            f"type strategy.quorum={near}",
-        )
+        message = f"{quorum} cannot be reached: a worker sends the mean of its {here} replicas at once"
+        yield Problem("strategy.quorum", "not-divisible", message, f"type strategy.quorum={near}")
 
 
 def batch_parts(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> int:
@@ -171,14 +139,12 @@ def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig
     if batch > 0 and parts > 0 and batch % parts:
         lower, upper = batch // parts * parts, -(-batch // parts) * parts
         nearest = f"nearest sizes are {lower} or {upper}" if lower else f"smallest size is {upper}"
-        yield Problem(
-            "train.batch_size",
-            "not-divisible",
+        message = (
             f"{batch} examples cannot be divided evenly among {replicas} replicas"
             + (f" in {accumulate} parts" if accumulate > 1 else "")
-            + f"; the {nearest}",
-            f"type train.batch_size={upper}",
+            + f"; the {nearest}"
         )
+        yield Problem("train.batch_size", "not-divisible", message, f"type train.batch_size={upper}")
 
 
 def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) -> Iterator[Problem]:
@@ -191,9 +157,5 @@ def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) 
         yield Problem(key, "conflict", message, instead)
     most = restart.max_of.get("worker:0", restart.max_of.get("worker", restart.max))
     if most == 0:
-        yield Problem(
-            key,
-            "conflict",
-            "rollback restarts all tasks, but worker:0 may not be restarted",
-            f"{instead}, or restart.max=3",
-        )
+        message = "rollback restarts all tasks, but worker:0 may not be restarted"
+        yield Problem(key, "conflict", message, f"{instead}, or restart.max=3")

@@ -31,9 +31,8 @@ def check_versions(installed: Mapping[str, str]) -> Iterator[Problem]:
         library = "tensorflow" if name in TENSORFLOWS else name
         if not is_in_range(version, SUPPORTED[library]):
             remedy = OTHER_PYTHON if name == "Python" else CPU_WHEELS
-            yield Problem(
-                library, "not-supported", f"{name} {version} is installed; supported: {SUPPORTED[library]}", remedy
-            )
+            message = f"{name} {version} is installed; supported: {SUPPORTED[library]}"
+            yield Problem(library, "not-supported", message, remedy)
 
 
 def is_in_range(version: str, wanted: str) -> bool:
