@@ -1,4 +1,4 @@
-"""Keeps the current attempt of every task: starts and signals them, and records their ends."""
+"""Keeps the current attempt of every task: starts attempts, signals them and records their ends."""
 
 import math
 import os
@@ -25,7 +25,7 @@ ENDED_EARLY = "its process ended with exit code 0 before its work was done; user
 
 
 class Starter(Protocol):
-    """Starts tasks, signals them and reports their ends.
+    """Starts tasks, signals them and reports when they end.
 
     `ProcessTasks`, `ContainerTasks`, and on several hosts `HostTasks` and `ContainersOnHosts`.
     """
@@ -71,11 +71,11 @@ class Attempt:
 
     @property
     def process(self) -> tuple[int, float] | None:
-        """Which process its page is of, by its id and its start; until there is one, that of the attempt before it."""
+        """Returns the process of the status page, by id and start; at first, that of the previous attempt."""
         return (self.page.pid, self.page.started_at) if self.page else self.earlier
 
     def is_mine(self, page: TaskPage) -> bool:
-        """Whether a page is not the earlier attempt's, which may still run on a host that was out of reach."""
+        """Whether a page is not that of the earlier attempt, which may still run on an unreachable host."""
         return (page.pid, page.started_at) != self.earlier
 
     @property
@@ -84,7 +84,7 @@ class Attempt:
 
     @property
     def why(self) -> str:
-        """Returns why it ended, in words."""
+        """Describes why it ended."""
         assert self.code is not None
         return self.end_reason or exit_codes.meaning(self.code)
 
@@ -105,7 +105,7 @@ class Attempt:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether somebody asked it to stop."""
+        """Whether it was asked to stop."""
         return self.code == exit_codes.TERMINATED or (self.page is not None and self.page.is_stopping)
 
     @property
@@ -117,7 +117,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first failure of a run, as it was when it happened."""
+    """The first failure of a run, as recorded when it happened."""
 
     task: Task
     code: int
@@ -148,7 +148,7 @@ class Attempts:
         return iter(self.current.values())
 
     def start(self, name: str, number: int, environment: Mapping[str, str]) -> None:
-        """Starts an attempt of a task, with an environment beside the task's own."""
+        """Starts an attempt of a task, with variables added to the task's environment."""
         before = self.current[name]
         task = before.task
         self.current[name] = Attempt(task, number, earlier=before.process)
@@ -159,7 +159,7 @@ class Attempts:
         self.events.write(RunEvent(EventKind.start, task=name, attempt=number))
 
     def poll(self, timeout_secs: float) -> None:
-        """Records starts and ends; waits at most this long for the first."""
+        """Records starts and ends, waiting at most this long for the first."""
         for event in self._starter.events(timeout_secs):
             attempt = self.current.get(event.name)
             if attempt and isinstance(event, Started):
@@ -177,7 +177,7 @@ class Attempts:
                 self.events.write(RunEvent(EventKind.exit, why, task=attempt.task.name, code=attempt.code))
 
     def _explain_oom_kill(self, attempt: Attempt) -> None:
-        """Blames the kernel for a kill if its count of out-of-memory kills, of the whole machine, has risen."""
+        """Explains a kill by lack of memory if the machine's count of out-of-memory kills has risen."""
         kills = oom_kills()
         if kills > self._oom_kills and attempt.code == -signal.SIGKILL and attempt.end_reason is None:
             peak = f"; it had {attempt.peak_bytes / 2**20:,.0f} MiB at its peak" if attempt.peak_bytes else ""
@@ -197,7 +197,7 @@ class Attempts:
             self._starter.signal(pid, number)
 
     def kill(self, name: str, why: str) -> None:
-        """Ends an attempt that does not answer, or does not do what it should."""
+        """Kills an attempt that does not respond or misbehaves."""
         attempt = self.current[name]
         if attempt.is_alive and attempt.end_reason is None:
             attempt.end_reason = f"killed: {why}"

@@ -1,4 +1,4 @@
-"""Describes a model: from the cache, else by a child process that imports TensorFlow."""
+"""Describes a model, from the cache or else by a child process that imports TensorFlow."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ Child = Callable[[ModelProbe], ProbeResult]
 
 
 def describe(question: ModelProbe, child: Child | None = None, waits: Waits = lambda *_: None) -> Description:
-    """Returns the description in the cache, else asks a child process that imports TensorFlow, and downloads data.
+    """Returns the cached description, or else asks a child process that imports TensorFlow and downloads data.
 
     Args:
         child: runs `answer` in a process with TensorFlow.
@@ -58,7 +58,7 @@ def _ask_new_process(question: ModelProbe, waits: Waits) -> ProbeResult:
 
 
 def _is_cacheable(question: ModelProbe) -> bool:
-    """Whether a question's key covers all that its answer depends on; a user's data function may read any file."""
+    """Whether a probe's key covers everything its answer depends on; a user's data function may read any file."""
     if question.init or question.frozen:
         return False
     if question.user is None:
@@ -73,7 +73,7 @@ def _cache_file(question: ModelProbe) -> Path:
 
 
 def _write_cache(path: Path, text: str) -> None:
-    """Writes the cached description; a cache that cannot be written is no reason to stop."""
+    """Writes the description to the cache; a cache that cannot be written is ignored."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)

@@ -1,4 +1,4 @@
-"""What is printed when a run ends: how it ended, where its results are, and what to type next."""
+"""Prints how a run ended, where its results are, and what to type next."""
 
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -17,11 +17,11 @@ MODELS = ("model.keras", "saved_model", "model.weights.h5", "params.npz")  # of 
 
 
 def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, longer: str, has_report: bool) -> str:
-    """Returns the result of a run that has made its last step, aligned, with the next commands.
+    """Describes the result of a run that has made its last step, aligned, with the next commands.
 
     Args:
         start: global step that this launch of the run began at.
-        longer: the setting with which the run trains longer.
+        longer: the setting that makes the run train longer.
         has_report: whether its report is written.
     """
     steps, first = summary["steps"], summary["time_to_first_step_secs"]
@@ -50,7 +50,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, lon
 
 
 def _describe_rows(tables: Mapping[str, int]) -> str:
-    """Of tables that grow."""
+    """Describes the rows of growing tables."""
     if len(tables) > NAMED_TABLES:
         return f"{sum(tables.values()):,} in {len(tables)} tables that grow"
     return ", ".join(f"{path} {count:,}" for path, count in tables.items())
@@ -73,7 +73,7 @@ def _describe_best(best: Mapping[str, Any]) -> str:
 
 
 def stopped(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
-    """Whether the state was saved, and how to continue."""
+    """Describes whether the state was saved, and how to continue."""
     steps = [int(path.name) for path in directory.checkpoints.glob("*") if path.name.isdigit()]
     if "steps" in summary:
         how = f"at step {summary['steps']}, checkpoint saved"
@@ -85,13 +85,13 @@ def stopped(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
 
 
 def shown(path: Path) -> str:
-    """Returns a path as it is typed here: from the working directory on, if it is below that."""
+    """Returns a path as it is typed: relative to the working directory, if it is below that."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
 
 
 def failed(directory: RunDirectory, failure: Failure) -> str:
-    """Returns the first failure and the end of its log, as it was then."""
+    """Describes the first failure, with the end of its log at that time."""
     lines = [
         f"{failure.task.name} failed first, exit code {failure.code}: {failure.why}",
         f"the end of {shown(directory.path / failure.task.log)}:",
@@ -101,7 +101,7 @@ def failed(directory: RunDirectory, failure: Failure) -> str:
 
 
 def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
-    """Returns the command that was typed, with this run directory; one that resumes finds its checkpoint there."""
+    """Returns the typed command with this run directory; one that resumes finds its checkpoint there."""
     replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
     words = [word for word in typed() if not word.startswith(replaced)]
     return shell.joined([*program(), *spelled(words), shell.override("run", shown(run)), *more])

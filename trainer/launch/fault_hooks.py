@@ -1,4 +1,4 @@
-"""What breaks things on purpose while a run is supervised, and what it may see and do."""
+"""The interface by which chaos injects faults while a run is supervised."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trainer.plan.plan import Plan
 
 @dataclass(frozen=True)
 class RunView:
-    """The tasks at one moment."""
+    """The state of all tasks at one moment."""
 
     now: float  # seconds, of the monotonic clock
     pages: Mapping[str, TaskPage]  # last status page by task, of its current attempt
@@ -19,7 +19,7 @@ class RunView:
 
 
 class FaultHooks(Protocol):
-    """Called by the launcher."""
+    """Hooks that the launcher calls."""
 
     def begin(self, plan: Plan) -> None:
         """Called when the ports are known, before any task starts."""

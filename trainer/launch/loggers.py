@@ -1,4 +1,4 @@
-"""Starts a process for each of `loggers`, and waits for it a little when the run has ended."""
+"""Starts a process for each of `loggers`, and waits for it briefly when the run has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END_SECS = 30.0  # for a logger to log the rest, once the run has ended
 
 
 class Loggers:
-    """The processes of a run's loggers; leaving the block ends those that are left."""
+    """The processes of a run's loggers; leaving the block ends the remaining ones."""
 
     def __init__(self, names: Sequence[str], directory: RunDirectory) -> None:
         self._directory, self._stack = directory, ExitStack()
@@ -43,7 +43,7 @@ class Loggers:
         self._stack.close()
 
     def finish(self, timeout_secs: float | None = END_SECS) -> list[str]:
-        """Has the loggers log the rest, within this time; returns a sentence about each that did not."""
+        """Lets the loggers log the rest, within this time; returns a sentence about each that did not."""
         for process in self._processes.values():
             assert process.stdin is not None
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a launcher and the processes that start tasks for it say to each other: lines of JSON, each with its kind."""
+"""The messages between a launcher and the processes that start its tasks: lines of JSON, each with its kind."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from trainer.plan.serialize import from_json, to_json
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host says of itself, before anything else."""
+    """The facts that a host reports first."""
 
     version: str  # of the trainer, Python and the libraries
     code: str  # a digest of the trainer's modules
@@ -29,7 +29,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Isolated:
-    """The tasks that start from now on have a network of their own, which a process is in."""
+    """Later tasks run in an isolated network, which contains a process."""
 
     pid: int
 
@@ -74,7 +74,7 @@ class Described:
 
 @dataclass(frozen=True)
 class StartTask:
-    """Start a task."""
+    """Asks to start a task."""
 
     name: str
     run: str  # path of the run directory
@@ -84,7 +84,7 @@ class StartTask:
 
 @dataclass(frozen=True)
 class SignalTask:
-    """Send a signal to a task, unless it has ended."""
+    """Asks to send a signal to a task, unless it has ended."""
 
     pid: int
     number: int
@@ -92,7 +92,7 @@ class SignalTask:
 
 @dataclass(frozen=True)
 class DescribeModel:
-    """Describe a model, in a process of this name."""
+    """Asks to describe a model, in a process of this name."""
 
     name: str
     question: ModelProbe
@@ -100,12 +100,12 @@ class DescribeModel:
 
 @dataclass(frozen=True)
 class IsolateTasks:
-    """Give the tasks that start from now on a network of their own."""
+    """Asks to start later tasks in an isolated network."""
 
 
 @dataclass(frozen=True)
 class Stay:
-    """The launcher lives; answer with `Here`."""
+    """Says that the launcher is alive, and asks for `Here`."""
 
 
 TaskEvent = Started | Exited
@@ -116,12 +116,12 @@ KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Event), *get
 
 
 def encode(message: Event | Request) -> bytes:
-    """Returns a message as a line."""
+    """Encodes a message as a line."""
     return json.dumps({"kind": type(message).__name__} | to_json(message)).encode() + b"\n"
 
 
 def decode(line: bytes) -> Any:
-    """Returns the message that a line has.
+    """Decodes the message in a line.
 
     Raises:
         KeyError, ValueError: if it is of another kind, or no message.

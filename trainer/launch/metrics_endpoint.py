@@ -1,4 +1,4 @@
-"""Serves the metrics of a whole run at one port of the launcher, and tells Prometheus where: prometheus.json."""
+"""Serves the metrics of a whole run at one port of the launcher, and writes its address for Prometheus."""
 
 import hashlib
 import json
@@ -25,13 +25,13 @@ from trainer.storage.run_directory import RunDirectory
 
 
 class EndpointError(TrainerError):
-    """The port of the metrics cannot be used."""
+    """The port for metrics cannot be used."""
 
     exit_code = exit_codes.UNAVAILABLE
 
 
 class MetricsEndpoint:
-    """Answers /metrics for as long as a run lasts, where the config asks for it."""
+    """Answers /metrics while a run lasts, if the config asks for it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class MetricsEndpoint:
 
 
 def _files(config: PrometheusConfig, directory: RunDirectory) -> list[Path]:
-    """Returns where Prometheus may find the run. It takes a pattern for files of one folder, not for folders."""
+    """Returns the files by which Prometheus finds the run. Its patterns match files of one folder, not folders."""
     own = directory.path / "prometheus.json"
     if config.discovery is None:
         return [own]

@@ -1,4 +1,4 @@
-"""Makes the plan of a run: asks a process with TensorFlow what the model and the data are, and decides."""
+"""Makes the plan of a run: asks a process with TensorFlow to describe the model and the data, and decides."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(
     """Describes the model, in a process of `tasks` if one is given, and makes the plan.
 
     Args:
-        store: a folder for what describing the model leaves for the tasks.
+        store: a folder for the files that describing the model leaves for the tasks.
         machine: that the tasks run on; None: this one.
         waits: as in `describe`.
 
@@ -70,7 +70,7 @@ def announce(
     *,
     write_to: str | None = None,
 ) -> tuple[RunConfig, Plan]:
-    """Makes the plan of a run as `make`, prints it in one line, and writes it as JSON where `write_to` says."""
+    """Makes the plan of a run like `make`, prints it in one line, and writes it as JSON to `write_to`."""
     with progress.note(PLANNING) as note:
         config, made = make(config, store, tasks, machine, note.runs)
     if write_to is not None:
@@ -87,7 +87,7 @@ def announce(
 
 
 def _question(config: RunConfig, store: Path | None = None) -> ModelProbe:
-    """Returns what is asked of the model; a run that resumes takes what its checkpoint has, and no other values."""
+    """Returns the probe of the model; a run that resumes takes the values of its checkpoint, and no others."""
     question = ModelProbe.about(
         config.model,
         config.data,

@@ -1,1 +1,1 @@
-"""Who runs where, decided before anything starts."""
+"""Decides who runs where, before anything starts."""

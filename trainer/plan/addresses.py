@@ -31,9 +31,9 @@ def split(address: str) -> tuple[str, int]:
 
 
 def port_of(number: int) -> int:
-    """Returns the port of the task with this place in a plan, where each task has a host of its own.
+    """Returns the port of the task with this index in a plan, for tasks that each have their own host.
 
-    Pods and containers come back at another address and leave theirs to others. With a port for each task, an address
+    Pods and containers restart at another address and leave theirs to others. With a port for each task, an address
     that a task has left leads to no other one: connecting fails, and the name is resolved again.
     """
     return USUAL_PORT + number
@@ -44,14 +44,14 @@ def _is_port(text: str) -> bool:
 
 
 def _nearest(address: str) -> str:
-    """Returns what was probably meant by a text that is no address: its host, and its port if it has one."""
+    """Returns the probable meaning of a text that is not an address: its host, and its port if it has one."""
     place = address.rpartition("://")[2].partition("/")[0]
     host, _, port = place.rpartition(":") if ":" in place else (place, "", "")
     return f"{host or '10.0.0.1'}:{port if _is_port(port) else USUAL_PORT}"
 
 
 def join(host: str, port: int) -> str:
-    """ "host:port", with an IPv6 host in brackets."""
+    """Returns "host:port", with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -61,7 +61,7 @@ def host_of(address: str) -> str:
 
 
 def check_addresses(cluster: ClusterConfig, *, untrusted_allowed: bool) -> Iterator[Problem]:
-    """Yields what is wrong with the addresses of a cluster."""
+    """Yields the problems of a cluster's addresses."""
     for job in cluster.addresses:
         if job not in JOBS:
             message = f"{job!r} is not a job; available: {', '.join(JOBS)}"
@@ -102,7 +102,7 @@ def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> It
 
 
 def _free_port(host: str, taken: Mapping[tuple[str, int], str]) -> int:
-    """Returns the lowest usual one that no task has, nor its status page."""
+    """Returns the lowest usual port that no task and no status page uses."""
     used = {number for place, number in taken if place == host}
     return next(p for p in range(USUAL_PORT, HIGHEST_PORT) if not {p, p + CONTROL_PORT_OFFSET} & used)
 
@@ -125,7 +125,7 @@ def _with_addresses(cluster: ClusterConfig) -> ClusterSize:
 
 
 def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: str | None) -> Iterator[Problem]:
-    """Yields what is wrong with the task chosen by `job` and `task`, whose run directory is `run`."""
+    """Yields the problems of the task chosen by `job` and `task`, whose run directory is `run`."""
     if job is None and task is None:
         return
     sizes = {name: getattr(cluster, name) for name in JOBS}

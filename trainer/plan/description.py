@@ -1,6 +1,6 @@
-"""What a plan must know of a model and its data, determined once by a short-lived process and cached.
+"""The facts about a model and its data that a plan needs, computed once by a short-lived process and cached.
 
-Planning needs the shapes of the parameters, and only building the model shows them; building it needs TensorFlow, which
+Planning needs the shapes of the parameters, which only building the model shows; building it needs TensorFlow, which
 takes seconds to import and must not be in the launcher. So a child (`python -m trainer.launch.describe`, or a fork of
 the nursery) builds the model once, and the answer is cached by everything it depends on.
 """
@@ -41,7 +41,7 @@ Waits = Callable[[str, float], None]  # takes the running line of the user's cod
 
 
 class CompiledOptimizer(NamedTuple):
-    """What the model's compile() was given."""
+    """The optimizer that the model's compile() received."""
 
     name: str  # of its class, in lower case
     settings: Mapping[str, Any]  # keys of the config's optimizer with their values
@@ -115,7 +115,7 @@ class ModelProbe:
         return cls(asdict(model), {"name": data.name, "options": data.options}, user, seed, precision, freezes or [])
 
     def key(self) -> str:
-        """A digest that changes whenever the answer may: options, code, user's file, data files, library versions."""
+        """Returns a digest of what the answer depends on: options, code, user's file, data files, library versions."""
         files = sorted(Path(self.user).parent.glob("*.py")) if self.user else []  # it may import those beside it
         patterns = [str(Path(v).expanduser()) for v in self.data["options"].values() if isinstance(v, str) and v]
         paths = [Path(name) for v in patterns for name in sorted({v, *glob(v, recursive=True)})]
@@ -129,7 +129,7 @@ class ModelProbe:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Returns the file itself, or all files of a folder; none of the folder that the command runs in."""
+    """Returns the file itself, or all files of a folder, except of the working directory."""
     if path.is_file():
         return [path]
     is_data = path.is_dir() and path.resolve() not in (Path.cwd(), *Path.cwd().parents)
@@ -137,7 +137,7 @@ def _files_in(path: Path) -> list[Path]:
 
 
 class ProbeResult(TypedDict, total=False):
-    """What the process that builds a model says of it, for JSON: the description, a problem or a failure."""
+    """The answer of the process that builds a model, for JSON: the description, a problem or a failure."""
 
     description: Mapping[str, Any]
     problem: Mapping[str, Any]  # the fields of a Problem

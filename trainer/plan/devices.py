@@ -1,4 +1,4 @@
-"""What every task may use of its machine: GPUs, memory, threads, logical CPUs, and where its replicas are.
+"""The resources of its machine that each task may use: GPUs, memory, threads, logical CPUs, replicas' devices.
 
 Pure: no TensorFlow. `checks/devices.py` checks a config's devices; `checks/gpu_memory.py` adds up what tasks
 that share a GPU take.
@@ -20,7 +20,7 @@ ON_HOSTS = (Launch.ssh, Launch.slurm)  # that start tasks on several machines
 
 @dataclass(frozen=True)
 class Machine:
-    """What the tasks of this machine share; None: not known, or no limit."""
+    """The resources that the tasks of this machine share; None: unknown, or no limit."""
 
     cores: int
     gpus: int
@@ -34,18 +34,18 @@ class Machine:
 
 
 def tasks_of(cluster: ClusterConfig) -> list[tuple[str, int]]:
-    """(job, index) of every task, in the plan's order."""
+    """Returns (job, index) of every task, in the plan's order."""
     return [(job, index) for job in addresses.JOBS for index in range(getattr(cluster, job))]
 
 
 def of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
-    """Returns a task's entry in a mapping: its own before its job's; None if it has neither."""
+    """Returns a task's entry in a mapping: its own, or else its job's; None if it has neither."""
     key = key_of(setting, job, index)
     return None if key is None else setting[key]
 
 
 def key_of(setting: Mapping[str, Any], job: str, index: int) -> str | None:
-    """Returns the entry of a mapping that holds for a task."""
+    """Returns the key of the mapping's entry for a task."""
     return next((key for key in (f"{job}:{index}", job) if key in setting), None)
 
 
@@ -62,7 +62,7 @@ def is_on_hosts(launch: Launch, cluster: ClusterConfig) -> bool:
 
 
 class Role(NamedTuple):
-    """The task that this process runs, as a scheduler gives it."""
+    """The task of this process, assigned by a scheduler."""
 
     cluster: ClusterConfig  # with the address of every task
     job: str
@@ -73,10 +73,10 @@ class Role(NamedTuple):
 def tasks_here(
     cluster: ClusterConfig, mode: Mode, launch: Launch, job: str | None, task: int | None
 ) -> set[tuple[str, int]]:
-    """(job, index) of every task that runs on this machine, if the config shows it.
+    """Returns (job, index) of every task that runs on this machine, as far as the config shows it.
 
     Args:
-        job, task: the one task that this process is to run; none: a launcher starts them all.
+        job, task: the only task of this process; None: a launcher starts all tasks.
     """
     tasks = tasks_of(cluster)
     if job is not None:
@@ -91,13 +91,13 @@ def tasks_here(
 
 
 def for_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
-    """Returns what each task may use, by the names of `Task`'s fields; by (job, index)."""
+    """Returns the resources of each task, as fields of `Task`, by (job, index)."""
     cores = _cores_of_tasks(cluster, machine)
     return {(job, index): _for_task(cluster, device, cores[job], job, index) for job, index in tasks_of(cluster)}
 
 
 def _cores_of_tasks(cluster: ClusterConfig, machine: Machine) -> dict[str, int]:
-    """Cores for each task of a job: what the one with the least has, for the bits of a run depend on threads.
+    """Returns the cores for each task of a job: the least that any has, because bits depend on threads.
 
     The jobs of a machine share its cores: a ps updates while the workers wait for it.
     """
@@ -131,7 +131,7 @@ def _for_task(cluster: ClusterConfig, device: DeviceConfig, cores: int, job: str
 
 
 def replicas_of(device: DeviceConfig, job: str, index: int) -> tuple[str, ...]:
-    """Devices of a task's replicas; only workers have any."""
+    """Returns the devices of a task's replicas; only workers have any."""
     if job != "worker":
         return ()
     return tuple(device.replicas) or (f"{GPU}0" if of_task(device.gpus, job, index) else f"{CPU}0",)
@@ -143,7 +143,7 @@ def named_parameters(device: DeviceConfig) -> tuple[str, ...]:
 
 
 def parameters_of(device: DeviceConfig, *, is_one_process: bool, has_tables: bool) -> str:
-    """The device of the parameters on each host; where nothing else needs them, they stay on the GPU that uses them."""
+    """Returns the device of the parameters on each host; if nothing else needs them, the GPU that uses them."""
     if named := named_parameters(device):
         return named[0]
     first = replicas_of(device, "worker", 0)[0]
@@ -151,7 +151,7 @@ def parameters_of(device: DeviceConfig, *, is_one_process: bool, has_tables: boo
 
 
 def uses(cluster: ClusterConfig, device: DeviceConfig, job: str, index: int) -> dict[str, tuple[str, ...]]:
-    """Devices a task needs, by the key that names them."""
+    """Returns the devices that a task needs, by the key that names them."""
     holder = "ps" if cluster.ps else "worker"
     return {
         "device.replicas": replicas_of(device, job, index),

@@ -1,4 +1,4 @@
-"""Data sets that Keras downloads, and whether they are on this machine: what tasks without a network can read."""
+"""Finds which data sets of Keras are on this machine, because isolated tasks cannot download them."""
 
 import os
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")
 
 
 def keras_home() -> Path:
-    """Returns the folder of what Keras downloads."""
+    """Returns the folder of Keras's downloads."""
     return Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
 
 
 def mark_of(name: str) -> Path:
-    """Returns the file that says that all of a data set was downloaded."""
+    """Returns the file that marks a data set as completely downloaded."""
     return keras_home() / "datasets" / f"{name}.complete"
 
 

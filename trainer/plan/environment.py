@@ -40,7 +40,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"  # a scheduler that shares out GPUs sets it, an
 
 
 def for_tasks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of every task's process, where the command has this environment."""
+    """Returns the variables of every task's process, given the environment of the command."""
     hash_seed = environ.get(HASH_SEED, "")
     return (
         QUIET
@@ -50,13 +50,13 @@ def for_tasks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def allotted_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns the GPUs that a scheduler, or the user, allows this process, by index or UUID; empty: nobody says."""
+    """Returns the GPUs that a scheduler or the user allows this process, by index or UUID; empty: all."""
     listed = [text.strip() for text in environ.get(VISIBLE, "").split(",")]
     return [] if any(not (text[:1].isalnum() and text != "NoDevFiles") for text in listed) else listed
 
 
 def visible_gpus(gpus: Sequence[int], environ: Mapping[str, str]) -> str:
-    """Returns what CUDA_VISIBLE_DEVICES must be for these GPUs of those that the environment allows."""
+    """Returns CUDA_VISIBLE_DEVICES for these GPUs, chosen from those that the environment allows."""
     allotted = allotted_gpus(environ)
     numbers = [allotted[gpu] if gpu < len(allotted) else str(gpu) for gpu in gpus] if allotted else map(str, gpus)
     return ",".join(numbers) or "-1"

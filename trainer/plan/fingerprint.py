@@ -1,4 +1,4 @@
-"""Checks that a task reads the data that the plan was made for: its lengths, its structure and a few examples."""
+"""Checks that a task reads the data that the plan was made for, by its lengths, structure and a few examples."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def describe_source(data: str, user: str | None) -> str:
 def check_same(
     expected: Fingerprint, actual: Fingerprint, *, source: str, whose: str, suspects: Sequence[str], remedy: str = ""
 ) -> None:
-    """Compares the data of this process with that of another one.
+    """Compares the data of this process with that of another.
 
     Args:
         expected: nothing is compared if it has no parts.

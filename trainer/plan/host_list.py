@@ -39,7 +39,7 @@ def expand(names: str, key: str) -> list[str]:
 
 
 def _numbers(ranges: str, names: str, key: str) -> list[str]:
-    """ "[08-10,3]" -> ["08", "09", "10", "3"]."""
+    """Expands a range: "[08-10,3]" -> ["08", "09", "10", "3"]."""
     numbers: list[str] = []
     for text in ranges[1:-1].split(","):
         if not (bounds := RANGE.fullmatch(text)):

@@ -1,4 +1,4 @@
-"""Several machines that share a cluster's tasks out, as `cluster.hosts` names them. Pure."""
+"""Distributes a cluster's tasks over the machines of `cluster.hosts`. Pure."""
 
 import difflib
 import shlex
@@ -20,7 +20,7 @@ EXAMPLE = "cluster.hosts=[10.0.0.1,10.0.0.2]"
 
 @dataclass(frozen=True)
 class Host:
-    """One machine."""
+    """One machine of `cluster.hosts`."""
 
     address: str  # name or IP address by which the others reach it
     gpus: int = 0  # its workers take one each, in turn
@@ -29,7 +29,7 @@ class Host:
 
 
 def resolve_hosts(config: RunConfig, mode: Mode) -> tuple[RunConfig, list[Problem]]:
-    """Returns the config with an address for every task on its host, and what is wrong with the hosts.
+    """Returns the config with an address for every task on its host, and the problems of the hosts.
 
     Every worker gets a GPU of its host unless `device.gpus` says otherwise.
     """
@@ -53,7 +53,7 @@ def resolve_hosts(config: RunConfig, mode: Mode) -> tuple[RunConfig, list[Proble
 
 
 def each_alone(cluster: ClusterConfig) -> dict[str, list[str]]:
-    """Addresses of tasks each of which has a host of its own, as pods do."""
+    """Returns the addresses of tasks that each have their own host, as pods do."""
     named: dict[str, list[str]] = {}
     for number, (job, index) in enumerate(tasks_of(cluster)):
         named.setdefault(job, []).append(addresses.join(f"{job}-{index}", addresses.port_of(number)))
@@ -61,7 +61,7 @@ def each_alone(cluster: ClusterConfig) -> dict[str, list[str]]:
 
 
 def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
-    """Returns the host of every task, where there are several."""
+    """Returns the host of every task, if there are several hosts."""
     if not cluster.hosts:
         return {}
     of = cluster.addresses
@@ -86,7 +86,7 @@ def _check_ssh(command: str) -> Iterator[Problem]:
 
 
 def _are_words(text: str) -> bool:
-    """Whether a shell could split a text; it cannot where a quotation does not end."""
+    """Whether a shell could split a text, which needs balanced quotes."""
     try:
         shlex.split(text)
     except ValueError:
@@ -107,7 +107,7 @@ def _check_use(config: RunConfig, mode: Mode) -> Iterator[Problem]:
 
 
 def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
-    """One entry: an address, or a mapping of Host's fields."""
+    """Reads one entry: an address, or a mapping of Host's fields."""
     key = f"{KEY}[{index}]"
     entry = {"address": given} if isinstance(given, str) else given
     if not isinstance(entry, Mapping) or "address" not in entry:
@@ -131,7 +131,7 @@ def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
 
 
 def _check_address(key: str, address: Any) -> Iterator[Problem]:
-    """Addresses have no ports here: every task of a host gets its own."""
+    """Checks that an address has no port: every task of a host gets its own."""
     if not isinstance(address, str) or not address.strip() or "/" in address or address.count(":") == 1:
         host = str(address).rpartition("://")[2].partition(":")[0].partition("/")[0] or "10.0.0.1"
         message = f"{address!r} is not a host name or IP address"
@@ -139,7 +139,7 @@ def _check_address(key: str, address: Any) -> Iterator[Problem]:
 
 
 def _share_out(cluster: ClusterConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> list[str]:
-    """Returns the host of each task of a job, host by host."""
+    """Distributes the tasks of a job; returns the host of each."""
     total = getattr(cluster, job)
     wanted = [getattr(host, job, None) for host in hosts]
     if job == "evaluator":

@@ -39,7 +39,7 @@ FACTORED_SLOTS: Mapping[str, Callable[[Shape], Shape | None]] = {
 
 
 def slot_shape(slot: str, shape: Shape) -> Shape | None:
-    """Returns the shape of what an optimizer slot has of a parameter; None if it has nothing."""
+    """Returns the shape of a parameter's optimizer slot; None if it has none."""
     return FACTORED_SLOTS[slot](shape) if slot in FACTORED_SLOTS else shape
 
 
@@ -52,7 +52,7 @@ class FrozenWeights(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Where a parameter, or a part of one, is in its shard's flat vector; all sizes in floats."""
+    """The position of a parameter, or a part of one, in its shard's flat vector; sizes are in floats."""
 
     path: str
     shape: tuple[int, ...]  # of the whole parameter
@@ -67,7 +67,7 @@ class Slice(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Returns what it takes in its shard, padding included."""
+        """Returns the bytes that it takes in its shard, including padding."""
         return 4 * self.padded
 
 
@@ -86,11 +86,11 @@ class Shard:
 
     @cached_property
     def trainable_size(self) -> int:
-        """Floats of the trainable region."""
+        """Returns the floats of the trainable region."""
         return sum(piece.padded for piece in self.trainable)
 
     def slot_pieces(self, slot: str) -> tuple[Slice, ...]:
-        """Returns where an optimizer slot has what belongs to each parameter."""
+        """Returns the position of each parameter in an optimizer slot."""
         if slot not in FACTORED_SLOTS:
             return self.trainable
         pieces, offset = [], 0
@@ -104,7 +104,7 @@ class Shard:
         return tuple(pieces)
 
     def slot_size(self, slot: str) -> int:
-        """Floats of an optimizer slot."""
+        """Returns the floats of an optimizer slot."""
         return sum(piece.padded for piece in self.slot_pieces(slot))
 
     @cached_property
@@ -113,7 +113,7 @@ class Shard:
 
     @property
     def metrics_size(self) -> int:
-        """Floats of the metrics region."""
+        """Returns the floats of the metrics region."""
         return -(-(len(METRICS) + self.sums) // LANES) * LANES
 
     @property
@@ -122,7 +122,7 @@ class Shard:
 
     @cached_property
     def size(self) -> int:
-        """Floats of the whole vector: what one pull, and one push, carries."""
+        """Returns the floats of the whole vector, which one pull or push carries."""
         return self.header_offset + LANES
 
     @property
@@ -131,7 +131,7 @@ class Shard:
 
 
 class WireFormat(NamedTuple):
-    """What the message looks like that carries a shard's vector, or says where it lies."""
+    """The format of the message that carries a shard's vector, or its location."""
 
     numbers: Callable[[Shard], int]
     number_nbytes: int = 4

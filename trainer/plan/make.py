@@ -1,4 +1,4 @@
-"""From a config and a description of the model to a plan. Pure: no TensorFlow."""
+"""Makes a plan from a config and a description of the model. Pure: no TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +40,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine, mod
     """Decides what runs where.
 
     Args:
-        config: without problems, as `validate` finds them.
+        config: validated.
 
     Raises:
         ConfigError: if the config does not fit the model or the data.
@@ -131,7 +131,7 @@ def _max_part_mib(placement: PlacementConfig, optimizer: OptimizerConfig) -> flo
 
 
 def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Device by path of every layer that a pattern matches; of several, the one with the most fixed characters."""
+    """Returns devices by path of layer; of several matching patterns, that with the most fixed characters wins."""
     return {path: pins[pattern] for path in layers if (pattern := best_match(path, pins)) is not None}
 
 
@@ -147,7 +147,7 @@ def _make_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine, 
 
 
 def _group(section: OptimizerConfig, description: Description) -> tuple[Group, ...]:
-    """Returns the parameters by what holds for them, where the config has groups."""
+    """Groups the parameters by their settings, if the config has groups."""
     paths: dict[str, list[str]] = {}
     trained = [p.path for p in description.parameters if p.trainable]
     for path in [*trained, *description.frozen.paths] if section.groups else ():
@@ -158,7 +158,7 @@ def _group(section: OptimizerConfig, description: Description) -> tuple[Group, .
 
 
 def _describe_optimizer(section: OptimizerConfig, given: Sequence[str], description: Description) -> str:
-    """Returns the optimizer, and where it comes from."""
+    """Describes the optimizer, and where it comes from."""
     others = [key for key in given if key not in ("name", "groups")]
     if is_taken(given, description.compiled_optimizer):
         origin = "from compile()" + (f"; {', '.join(others)} from the config" if others else "")

@@ -1,4 +1,4 @@
-"""A plan as a person reads it, and as JSON."""
+"""Shows a plan as text and writes it as JSON."""
 
 import json
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def _bits(plan: Plan) -> str:
 
 
 def _tasks(plan: Plan, width: int) -> Table:
-    """Returns a row for each task; where there is little room, no log, and no columns for GPUs that nobody has."""
+    """Returns a row for each task; narrow tables have no log, and no columns for GPUs if no task has one."""
     several = any(len(task.replicas) > 1 for task in plan.tasks)
     is_wide, has_gpus = width >= WIDE_COLUMNS, any(task.gpus for task in plan.tasks)
     left_out = [
@@ -106,7 +106,7 @@ def _task(plan: Plan, task: Task) -> dict[str, str]:
 
 
 def _memory(task: Task) -> str:
-    """Returns what a task takes of each GPU it sees."""
+    """Describes the memory that a task takes of each visible GPU."""
     if not task.gpus:
         return ""
     if task.growth:
@@ -163,7 +163,7 @@ def _tables(plan: Plan, width: int) -> Iterator[Table]:
 
 
 def _groups(plan: Plan, width: int) -> Iterator[Table]:
-    """Yields what parameters have of their own, if any do."""
+    """Yields the table of parameter groups, if there are any."""
     if plan.groups:
         table = _table("groups", "optimizer", "parameters", is_wide=width >= WIDE_COLUMNS)
         for group in plan.groups:
@@ -172,7 +172,7 @@ def _groups(plan: Plan, width: int) -> Iterator[Table]:
 
 
 def _bucket(plan: Plan, shard: Shard) -> str:
-    """Whose shard it is, and which of several."""
+    """Names the task that holds a shard, and the bucket if it has several."""
     own = [other for other in plan.shards if other.host == shard.host]
     return shard.host if len(own) == 1 else f"{shard.host}, bucket {own.index(shard) + 1} of {len(own)}"
 

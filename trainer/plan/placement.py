@@ -1,4 +1,4 @@
-"""Which shard holds which parameter, and where in the shard's flat vector. Pure: names and shapes in, offsets out.
+"""Assigns parameters to shards, and to offsets in the shard's flat vector. Pure: names and shapes in, offsets out.
 
 A shard is one flat float32 vector, laid out as
 
@@ -11,7 +11,7 @@ the other.
 
 A parameter larger than `placement.max_part_mib` is cut into parts, which are placed as parameters are. Where a given
 size cuts it depends on the parameter alone, never on the shards: the norm of clipped gradients is summed part by part,
-so it too comes out the same. `auto` looks for the largest size with which greedy gives no host more than BALANCED times
+so it is the same too. `auto` looks for the largest size with which greedy gives no host more than BALANCED times
 its share. That size depends on the hosts, so clipped gradients are not cut by it.
 
 A host may hold its parameters in several shards, `placement.buckets`, each of which is pulled, pushed and updated on
@@ -34,17 +34,17 @@ SMALL_NBYTES = 2**16  # of a host's share: below it a message takes longer than 
 
 
 class Chooser(Protocol):
-    """Where the next parameter goes; also what `device_setter` asks."""
+    """Chooses the shard of the next parameter; `device_setter` uses it too."""
 
     def choose(self, nbytes: int) -> int:
-        """Returns the shard for a parameter of this size, which it holds from now on."""
+        """Returns the shard for a parameter of this size, and counts it there."""
 
     def hold(self, shard: int, nbytes: int) -> None:
-        """Takes note of a parameter that was put on a shard without asking."""
+        """Counts a parameter that was assigned to a shard by a pin."""
 
 
 class RoundRobin:
-    """Goes through the shards in turn, as TensorFlow's `replica_device_setter` does."""
+    """Assigns to the shards in turn, as TensorFlow's `replica_device_setter` does."""
 
     def __init__(self, shards: int) -> None:
         self._turns = itertools.cycle(range(shards))
@@ -53,11 +53,11 @@ class RoundRobin:
         return next(self._turns)
 
     def hold(self, shard: int, nbytes: int) -> None:
-        """Takes no turn."""
+        """Does nothing: a pinned parameter takes no turn."""
 
 
 class Lightest:
-    """The shard with the fewest bytes so far; of equal ones the first."""
+    """Assigns to the shard with the fewest bytes so far; among equal ones, to the first."""
 
     def __init__(self, shards: int) -> None:
         self._nbytes = [0] * shards
@@ -85,7 +85,7 @@ def place(
     sums: int = 0,
     sums_every: int = 1,
 ) -> tuple[Shard, ...]:
-    """Assigns every parameter, or every part of one, to a host: its pin's if it has one, else the strategy's choice.
+    """Assigns every parameter, or every part of one, to a host: that of its pin, or else the strategy's choice.
 
     `greedy` takes the largest first, because a big table placed last can leave one shard with twice the bytes of the
     others; equal sizes keep the model's order. `round_robin` goes through the shards in creation order, as
@@ -122,7 +122,7 @@ def place(
 
 
 def _assign(pieces: Sequence[Slice], pinned: Mapping[str, int], hosts: int, strategy: str) -> list[list[Slice]]:
-    """Returns the pieces that each host holds, in their order."""
+    """Returns the pieces that each host holds, in order."""
     chooser = CHOOSERS[strategy](hosts)
     chosen: dict[Slice, int] = {}
     for piece in pieces:
@@ -136,9 +136,9 @@ def _assign(pieces: Sequence[Slice], pinned: Mapping[str, int], hosts: int, stra
 
 
 def _balance(parameters: Sequence[Parameter], pinned: Mapping[str, int], hosts: int) -> list[list[Slice]]:
-    """Returns the pieces that each host holds, with parameters without a pin cut into the largest parts that balance.
+    """Returns the pieces that each host holds, cutting unpinned parameters into the largest parts that balance.
 
-    No host gets such a part that then holds more than BALANCED times its share. A small model stays whole.
+    No host that gets such a part holds more than BALANCED times its share. A small model stays whole.
     """
     whole = [piece for parameter in parameters for piece in cut(parameter, None)]
     share = sum(piece.nbytes for piece in whole) / hosts
@@ -181,7 +181,7 @@ def best_match(path: str, patterns: Iterable[str]) -> str | None:
 
 
 def pin_faults(parameters: Sequence[Parameter], shards: int, pattern: str, shard: int) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with a pin, and one like it that would hold."""
+    """Yields the problems of a pin, with a similar valid one."""
     paths = [p.path for p in parameters]
     matches = any(fnmatchcase(path, pattern) for path in paths)
     near = [] if matches else difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]

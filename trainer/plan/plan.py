@@ -49,7 +49,7 @@ class Task:
         return self.name == "worker:0"
 
     def environment(self, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-        """Environment variables that must be set before TensorFlow touches a device.
+        """Returns environment variables that must be set before TensorFlow touches a device.
 
         Args:
             given: the environment that they are added to; its XLA flags are kept, and win, and if it allows some
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def log(self) -> str:
-        """Below the run directory."""
+        """Returns the path of the task's log below the run directory."""
         return f"logs/{self.job}-{self.index}.log"
 
 
@@ -76,7 +76,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, frozen: what `trainer plan` shows is what the tasks do."""
+    """The frozen plan of a run: the tasks do what `trainer plan` shows."""
 
     cluster: str
     strategy: str  # a StrategyName, never auto
@@ -108,11 +108,11 @@ class Plan:
 
     @cached_property
     def replicas(self) -> int:
-        """Copies of the model."""
+        """Returns the number of copies of the model."""
         return sum(len(task.replicas) for task in self.workers)
 
     def replica_numbers(self, worker: Task) -> list[int]:
-        """Returns the numbers of a worker's replicas, among all of the run."""
+        """Returns the numbers of a worker's replicas, among all replicas of the run."""
         first = sum(len(other.replicas) for other in self.workers[: worker.index])
         return list(range(first, first + len(worker.replicas)))
 
@@ -133,7 +133,7 @@ class Plan:
 
     @property
     def quorum_workers(self) -> int:
-        """Workers that an update of backup waits for, each of which sends the mean of its replicas; 0: not backup."""
+        """Returns the workers that an update of backup waits for; each sends its replicas' mean. 0: not backup."""
         return (self.quorum or 0) // max(1, len(self.workers[0].replicas))
 
     @property
@@ -143,13 +143,13 @@ class Plan:
 
     @cached_property
     def table_layout(self) -> TableLayout:
-        """Returns the memory of tables, on this machine."""
+        """Returns the memory layout of tables, on this machine."""
         hosts, pushes = (len(self.hosts), len(self.workers)) if self.has_shard_hosts else (1, self.replicas)
         return TableLayout(blocks_of(self.tables, hosts), self.slots, pushes, self.global_batch // pushes)
 
     @property
     def sends_rows(self) -> bool:
-        """Whether rows of tables travel: hosts and workers share no memory, or do not wait for each other."""
+        """Whether rows of tables are sent: hosts and workers share no memory, or do not wait for each other."""
         shares = self.wire_format.is_shared and self.effective_strategy.waits_for_all
         return bool(self.tables) and self.has_shard_hosts and not shares
 
@@ -173,14 +173,14 @@ class Plan:
 
     @property
     def update_batch(self) -> int:
-        """Examples that one update averages."""
+        """Returns the examples that one update averages."""
         if self.effective_strategy.waits_for_one:
             return self.global_batch // len(self.workers)
         return self.replica_batch * (self.quorum or self.replicas)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of parameters, without padding."""
+        """Returns the bytes of parameters, without padding."""
         return sum(4 * piece.size for shard in self.shards for piece in (*shard.trainable, *shard.state))
 
     @property
@@ -195,14 +195,14 @@ class Plan:
         return next(task for task in self.tasks if task.name == name)
 
     def jobs(self) -> dict[str, list[str]]:
-        """Addresses by job, in the form `tf.train.ClusterSpec` takes."""
+        """Returns addresses by job, as `tf.train.ClusterSpec` takes them."""
         jobs: dict[str, list[str]] = {}
         for task in self.trainers:
             jobs.setdefault(task.job, []).append(task.address)
         return jobs
 
     def link_nbytes(self) -> dict[str, int]:
-        """Bytes that cross each link per step: `worker - host`, pulls and pushes together; or round the ring."""
+        """Returns the bytes that cross each link per step: `worker - host`, pulls and pushes together; or the ring."""
         if self.effective_strategy.has_ring:
             count, nbytes = len(self.workers), sum(shard.nbytes for shard in self.shards)
             share = 2 * (count - 1) * nbytes // count
@@ -219,14 +219,14 @@ class Plan:
         }
 
     def describe(self) -> str:
-        """Returns what was chosen, and what it means."""
+        """Describes the strategy and its consequences."""
         hosts = "the workers" if self.shards[0].host.startswith("worker") else f"{len(self.hosts)} ps"
         is_alone = STRATEGIES[self.strategy].waits_for_one
         batch = f"batch {self.update_batch} each" if is_alone else f"global batch {self.global_batch}"
         return STRATEGIES[self.strategy].describe(replicas=self.replicas, batch=batch, hosts=hosts, quorum=self.quorum)
 
     def reached_by(self, links: Mapping[str, Mapping[str, str]]) -> Plan:
-        """Returns the plan with other addresses for some tasks: those by which one task reaches them."""
+        """Returns the plan with the addresses by which one task reaches some others."""
 
         def reached(task: Task) -> Task:
             link = links.get(task.name)
@@ -235,7 +235,7 @@ class Plan:
         return replace(self, tasks=tuple(reached(task) for task in self.tasks))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns every field, and what follows from them, for who reads plan.json."""
+        """Returns every field and what follows from them, for readers of plan.json."""
         links = self.link_nbytes()
         tasks = [to_json(task) | {"name": task.name, "log": task.log} for task in self.tasks]
         shards = [to_json(shard) | {"nbytes": shard.nbytes} for shard in self.shards]

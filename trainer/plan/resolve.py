@@ -1,4 +1,4 @@
-"""Completes a config with what a scheduler's variables, `cluster.hosts` and the model imply. Pure."""
+"""Completes a config from a scheduler's variables, `cluster.hosts` and the model. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,14 +24,14 @@ from trainer.plan.hosts import each_alone, resolve_hosts
 def resolve(
     config: RunConfig, environ: Mapping[str, str], mode: Mode = Mode.train, target: Target = Target.compose
 ) -> tuple[RunConfig, list[Problem]]:
-    """Returns the config with cluster, role, addresses and GPUs, so that it says everything itself.
+    """Returns the config with cluster, role, addresses and GPUs, so that it is complete by itself.
 
     Args:
-        environ: variables, in which a scheduler may say who this process is.
+        environ: variables, in which a scheduler may assign a task to this process.
         target: of trainer render.
 
     Returns:
-        The config, and what is wrong with these sources, or contradicts the command line.
+        The config, and the problems of these sources, or between them and the command line.
     """
     config, problems = _resolve_role(config, environ, mode)
     cluster = config.cluster
@@ -44,7 +44,7 @@ def resolve(
 
 
 def _resolve_role(config: RunConfig, environ: Mapping[str, str], mode: Mode) -> tuple[RunConfig, list[Problem]]:
-    """Takes the one task that this process is to run from what a scheduler says."""
+    """Takes the task of this process from a scheduler's variables."""
     gpus: Sequence[int] = ()
     try:
         if text := environ.get("TF_CONFIG"):
@@ -67,10 +67,10 @@ def _resolve_role(config: RunConfig, environ: Mapping[str, str], mode: Mode) -> 
 def resolve_optimizer(
     section: OptimizerConfig, given: Sequence[str], compiled: CompiledOptimizer | None
 ) -> tuple[OptimizerConfig, list[Problem]]:
-    """Returns the optimizer that the model was compiled with, but for the keys that the config gives.
+    """Returns the optimizer that the model was compiled with, except for keys that the config sets.
 
     Returns:
-        The section, and what is wrong with the two together.
+        The section, and the problems of the combination.
     """
     if compiled is not None and is_taken(given, compiled):
         if left_out := [*_check_left_out(given, compiled)]:
@@ -90,7 +90,7 @@ def resolve_steps(train: TrainConfig, examples: int, *, updates_of_batch: int = 
         updates_of_batch: updates that each batch makes.
 
     Returns:
-        The section, and why the epochs cannot be converted, if so.
+        The section, and the problem if the epochs cannot be converted.
     """
     if train.epochs is None:
         return train, []
@@ -102,7 +102,7 @@ def resolve_steps(train: TrainConfig, examples: int, *, updates_of_batch: int = 
 
 
 def _check_left_out(given: Sequence[str], compiled: CompiledOptimizer) -> Iterator[Problem]:
-    """Refuses settings of compile() that would be left out, unless the config replaces them."""
+    """Refuses settings of compile() that would be ignored, unless the config replaces them."""
     for left_out in compiled.left_out:
         if left_out.key not in given:
             message = f"compile() was given {left_out.text}, which cannot be reproduced here"
@@ -110,7 +110,7 @@ def _check_left_out(given: Sequence[str], compiled: CompiledOptimizer) -> Iterat
 
 
 def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
-    """Checks that the optimizer and its schedule read the keys that are set, and that these fit its rate."""
+    """Checks that the optimizer and its schedule use the keys that are set, and that these fit its rate."""
     yield from check_read(section, "optimizer.")
     yield from check_read(section.schedule, "optimizer.schedule.")
     least = section.plateau.min_rate

@@ -1,4 +1,4 @@
-"""Values as JSON, and back by the type hints of their fields; so a field that is added is written and read too."""
+"""Converts values to JSON, and back by the type hints of their fields, so a new field needs no further code."""
 
 import types
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, value: Any) -> Any:
-    """Returns what `to_json` wrote, as a value of a type: a dataclass, a named tuple, or what their fields may be.
+    """Returns a value of a type from the output of `to_json`: a dataclass, a named tuple, or a type of their fields.
 
     A missing field gets its default; unknown keys are ignored.
 

@@ -1,4 +1,4 @@
-"""Memory that all tasks of a machine share: a file that exists in memory only, and what lies where in it.
+"""The layout of the memory that all tasks of a machine share: a file that exists only in memory.
 
 Every shard has places for vectors: one where updates wait for all workers, because nobody reads it while it is
 written; otherwise one for each worker, which keeps what it computes on, and one for the next vector. The gradients of
@@ -27,7 +27,7 @@ SENT_BELOW_NBYTES = 2**18  # if every vector is smaller: a message with it takes
 
 
 def wire_of(config: RunConfig, shards: Sequence[Shard], mode: Mode, *, has_tables: bool = False) -> str:
-    """The wire a config means: unless it says, shared memory where that is possible and faster, or tables need it."""
+    """Returns the wire of a config; by default shared memory if it is possible, and faster or needed by tables."""
     if config.strategy.wire is not Wire.auto:
         return str(config.strategy.wire.value)
     is_small = all(shard.nbytes < SENT_BELOW_NBYTES for shard in shards) and not has_tables
@@ -35,7 +35,7 @@ def wire_of(config: RunConfig, shards: Sequence[Shard], mode: Mode, *, has_table
 
 
 def why_not_memory(config: RunConfig, mode: Mode) -> str:
-    """Returns why vectors must travel; empty if they can stay in memory that all tasks share."""
+    """Returns why vectors must be sent; empty if they can stay in memory that all tasks share."""
     strategy = strategy_of(config.strategy, config.cluster)
     if not strategy.has_shard_hosts:
         return f"{strategy.name} has no shards"
@@ -52,7 +52,7 @@ def why_not_memory(config: RunConfig, mode: Mode) -> str:
 
 
 def check_wire(config: RunConfig, mode: Mode) -> Iterator[Problem]:
-    """Yields a problem if shared memory is asked for and not possible."""
+    """Yields a problem if shared memory is asked for but impossible."""
     is_wanted = config.strategy.wire is Wire.memory and strategy_of(config.strategy, config.cluster).has_shard_hosts
     if is_wanted and (reason := why_not_memory(config, mode)):
         yield Problem("strategy.wire", "not-available", f"memory cannot be used: {reason}", "leave it out")

@@ -1,4 +1,4 @@
-"""What Slurm says in the environment: the nodes of an allocation, and who this process of a step is. Pure."""
+"""Reads Slurm's environment variables: the nodes of an allocation, and the role of this process of a step. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ RANKED = ("worker", "ps", "evaluator")  # ranks of a step in this order: the fir
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank of a step runs."""
+    """The node of a rank of a step."""
 
     node: str
     number: int  # among the ranks of that node
@@ -33,29 +33,29 @@ def is_step(environ: Mapping[str, str]) -> bool:
 
 
 def nodes(environ: Mapping[str, str]) -> list[str]:
-    """Returns the nodes of the allocation that this process runs in; none without one."""
+    """Returns the nodes of the allocation that this process runs in; empty outside one."""
     return expand(environ.get(NODES, ""), NODES) if "SLURM_JOB_ID" in environ else []
 
 
 def hosts(environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the nodes of the allocation, as `cluster.hosts` has them; none outside of one."""
+    """Returns the nodes of the allocation, as entries of `cluster.hosts`; empty outside one."""
     gpus = int(environ.get("SLURM_GPUS_ON_NODE", "0"))
     return [{"address": node, "gpus": gpus} for node in nodes(environ)]
 
 
 def cpus_of_nodes(environ: Mapping[str, str]) -> list[int]:
-    """CPUs that the allocation has on each of its nodes."""
+    """Returns the CPUs of the allocation on each of its nodes."""
     return expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
 def expand_counts(text: str) -> list[int]:
-    """ "2(x3),1" -> [2, 2, 2, 1]."""
+    """Expands counts: "2(x3),1" -> [2, 2, 2, 1]."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in parts for _ in range(int(times or 1))]
 
 
 def places(environ: Mapping[str, str]) -> list[Place]:
-    """Where every rank of a step runs; none if the step is distributed in a way that its environment does not tell."""
+    """Returns the node of every rank of a step; None if the environment does not tell how ranks are distributed."""
     listed, counted = expand(environ[NODES_OF_STEP], NODES_OF_STEP), expand_counts(environ[TASKS_PER_NODE])
     if len(listed) != len(counted):
         message = f"{environ[TASKS_PER_NODE]!r} is not a number of tasks for each of {environ[NODES_OF_STEP]}"
@@ -69,13 +69,13 @@ def places(environ: Mapping[str, str]) -> list[Place]:
 
 
 def cpus_of_task(environ: Mapping[str, str]) -> int | None:
-    """CPUs that each task of a step has for itself (srun -c); None: that was not asked for, or this is no step."""
+    """Returns the CPUs of each task of a step (srun -c); None if not requested, or outside a step."""
     text = environ.get("SLURM_CPUS_PER_TASK", "") if is_step(environ) else ""
     return int(text) if text.isdigit() else None
 
 
 def role_of(cluster: ClusterConfig, environ: Mapping[str, str]) -> Role:
-    """Returns this process's role, and where the others listen, as a step of Slurm gives them.
+    """Returns this process's role and the addresses of the others, from the variables of a Slurm step.
 
     Workers are the first ranks, so that rank 0 is the chief and the first group of a heterogeneous step, which has the
     GPUs, has the workers; ps are the last.
@@ -97,9 +97,9 @@ def role_of(cluster: ClusterConfig, environ: Mapping[str, str]) -> Role:
 
 
 def _gpus_of_worker(rank: int, workers: Sequence[Place], environ: Mapping[str, str]) -> list[int]:
-    """Which of the GPUs that this process may use it takes: its share, where all workers of its node may use the same.
+    """Returns the GPUs for this process: its share, if all workers of its node may use the same GPUs.
 
-    With --gpus-per-task or --gpu-bind each has GPUs of its own, and takes them all.
+    With --gpus-per-task or --gpu-bind each worker has its own GPUs, and takes them all.
     """
     count = len(environment.allotted_gpus(environ))
     beside = sum(place.node == workers[rank].node for place in workers)
@@ -112,7 +112,7 @@ def _gpus_of_worker(rank: int, workers: Sequence[Place], environ: Mapping[str, s
 
 
 def _first_port(job: int, step: int) -> int:
-    """Returns where the ports of a step begin; every second thousand is for status pages."""
+    """Returns the first port of a step; every second thousand is for status pages."""
     row, place = divmod((job + 7 * step) % (STEPS_IN_ROW * ROWS), STEPS_IN_ROW)
     return FIRST_PORT + 2 * CONTROL_PORT_OFFSET * row + PORTS_OF_STEP * place
 

@@ -10,7 +10,7 @@ from trainer.config.words import count
 
 @dataclass(frozen=True)
 class Strategy:
-    """How gradients become updates; code asks its properties, never its name."""
+    """How gradients become updates; code uses its properties, never its name."""
 
     name: str
     waits_for: Literal["all", "quorum", "one"]  # replicas whose gradients an update averages
@@ -36,7 +36,7 @@ class Strategy:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the weights depend on config, seed and data alone, not on who was fast."""
+        """Whether the weights depend on config, seed and data alone, not on timing."""
         return self.waits_for_all
 
     @property
@@ -44,7 +44,7 @@ class Strategy:
         return not (self.has_shard_hosts or self.has_ring)
 
     def describe(self, *, replicas: int, batch: str, hosts: str, quorum: int | None) -> str:
-        """Returns the strategy of a run in a line.
+        """Describes the strategy of a run in one line.
 
         Args:
             batch: of an update, e.g. "global batch 256".
@@ -90,12 +90,12 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 def updates_of_batch(section: StrategyConfig, cluster: ClusterConfig) -> int:
-    """Returns how many updates `train.batch_size` examples make: one, or one for each worker where none waits."""
+    """Returns the updates that `train.batch_size` examples make: one, or one per worker if none waits."""
     return cluster.worker if strategy_of(section, cluster).waits_for_one else 1
 
 
 def strategy_of(section: StrategyConfig, cluster: ClusterConfig) -> Strategy:
-    """local for one process, sync otherwise, unless the config says."""
+    """Returns the strategy of a config; by default local for one process, sync otherwise."""
     if section.name is not StrategyName.auto:
         return STRATEGIES[section.name.value]
     return STRATEGIES["local" if cluster.is_local else "sync"]

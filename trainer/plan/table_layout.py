@@ -1,4 +1,4 @@
-"""What lies where in the memory of tables. Pure."""
+"""The layout of the memory of tables. Pure."""
 
 import math
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What lies where in the memory of tables."""
+    """The positions of all arrays in the memory of tables."""
 
     blocks: tuple[Block, ...]
     slots: tuple[str, ...]  # of the optimizer
@@ -83,12 +83,12 @@ class TableLayout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all arrays; what is never written to takes no memory."""
+        """Returns the bytes of all arrays; pages that are never written take no memory."""
         return max((region.offset + region.nbytes for region in self.regions()), default=0)
 
     @cached_property
     def mailbox_nbytes(self) -> tuple[int, int]:
-        """Bytes, at most, of the rows behind a push, and of those behind a message that is pulled; whole pages."""
+        """Returns the most bytes, in whole pages, of the rows behind a push, and behind a pulled message."""
         pushed = sent = 0
         for block in self.blocks:
             positions = self.examples * block.lookups
@@ -98,24 +98,24 @@ class TableLayout:
         return _pages(pushed) + PAGE, _pages(sent) + PAGE
 
     def shared_nbytes(self, *, waits_for_all: bool) -> int:
-        """Bytes in the memory that tasks share: of all arrays, or of mailboxes where updates do not wait for all."""
+        """Returns the bytes in shared memory: of all arrays, or of mailboxes if updates do not wait for all."""
         return self.nbytes if waits_for_all else self.mailboxes_nbytes
 
     @property
     def mailboxes_nbytes(self) -> int:
-        """Bytes of a mailbox of each kind for each worker at each host; what is never written to takes no memory."""
+        """Returns the bytes of all mailboxes, one per kind, worker and host; unwritten pages take no memory."""
         hosts = self.blocks[0].hosts if self.blocks else 0
         return self.pushes * hosts * sum(self.mailbox_nbytes)
 
     def rows_nbytes(self, table: Table) -> int:
-        """Bytes of the rows of a table and of what belongs to them."""
+        """Returns the bytes of a table's rows, with their slots and counters."""
         (block,) = blocks_of([table], self.blocks[0].hosts)
         arrays = block.arrays(table.rows, self.slots)
         return sum(NBYTES[dtype] * math.prod(shape) for _, dtype, shape in arrays)
 
 
 def _pages(nbytes: int) -> int:
-    """Bytes of the whole pages that hold so many."""
+    """Rounds bytes up to whole pages."""
     return -(-nbytes // PAGE) * PAGE
 
 

@@ -1,11 +1,11 @@
-"""Tables: embeddings whose rows stay on the hosts, and of which a step moves only the rows that it touches. Pure.
+"""Tables: embeddings whose rows stay on the hosts; a step moves only the rows that it touches. Pure.
 
 All tables of one width lie one after the other and make a *block*; its rows are counted across them. Row g of a block
 is held by host g % hosts, as that host's row g // hosts, so that frequent ids are spread and every host holds as many
 rows as any other. A *place* counts the rows of all hosts, host by host: sorted places are cut by host in two numbers.
 
 A table that grows takes any int64 as an id, and is a block of its own. The place of an id is the id scrambled. Hosts
-share out all 64-bit numbers, and find the row of a place in an index (engine/tables/growing.py).
+divide all 64-bit numbers among them, and find the row of a place in an index (engine/tables/growing.py).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ COUNT, UPDATED = "count", "updated"
 
 
 class FirstValues(NamedTuple):
-    """How the rows of a table begin: uniformly distributed in low..high, which may be the same."""
+    """The initial values of a table's rows: uniform in low..high, which may be equal."""
 
     low: float
     high: float
 
 
 class Growing(NamedTuple):
-    """Which ids have a row, in a table whose ids are any int64."""
+    """The rules by which ids get and lose rows, in a table that takes any int64 id."""
 
     min_count: int  # updates that must have had an id, the one at hand among them, before its row is trained
     max_age: int | None  # steps without an id after which its row is evicted; None: it stays
 
     def is_evicted(self, updated: np.ndarray, step: int | np.ndarray) -> np.ndarray:
-        """[n] bool: which rows are evicted at a step; `updated` [n]: the step of each row's last update."""
+        """Returns [n] bool: the rows evicted at a step, given the step of each row's last update, `updated` [n]."""
         return step - updated.astype("int64") > (math.inf if self.max_age is None else self.max_age)
 
 
 def first_key(path: str, seed: int) -> int:
-    """Returns a number of 64 bits, from which the first values of a table's rows follow."""
+    """Returns a 64-bit number that determines the initial values of a table's rows."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {path}".encode(), digest_size=8).digest(), "little")
 
 
@@ -75,14 +75,14 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """All tables of one width that do not grow."""
+    """All tables of one width, except growing ones."""
 
     tables: tuple[Table, ...]
     hosts: int
 
     @property
     def name(self) -> str:
-        """It is in the names of files."""
+        """Returns the name of the block in names of files."""
         return str(self.width)
 
     @property
@@ -99,17 +99,17 @@ class Block:
 
     @cached_property
     def held(self) -> int:
-        """Rows of each host; the last of some stay unused."""
+        """Returns the rows of each host; on some hosts the last row stays unused."""
         return -(-self.rows // self.hosts)
 
     @property
     def lookups(self) -> int:
-        """Of one example."""
+        """Returns the lookups of one example."""
         return sum(table.lookups for table in self.tables)
 
     @cached_property
     def begins(self) -> dict[str, int]:
-        """Returns the row at which each table begins, by its path."""
+        """Returns the first row of each table, by its path."""
         begins, row = {}, 0
         for table in self.tables:
             begins[table.path] = row
@@ -118,34 +118,34 @@ class Block:
 
     @property
     def first_places(self) -> list[int]:
-        """Of each host."""
+        """Returns the first place of each host."""
         return [host * self.held for host in range(self.hosts)]
 
     def distinct(self, positions: int) -> int:
-        """Returns how many places so many positions of a batch have, at most."""
+        """Returns the most distinct places that this many positions of a batch can have."""
         return min(positions, self.rows)
 
     def distinct_of_host(self, positions: int) -> int:
-        """Returns how many of them may be those of one host."""
+        """Returns the most distinct places that can belong to one host."""
         return min(positions, self.held)
 
     def arrays(self, places: int, slots: Sequence[str]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """(name, type, shape) of the arrays of its rows."""
+        """Returns (name, type, shape) of the arrays of the rows."""
         yield "rows", "float32", (places, self.width)
         for slot in slots:
             yield f"slots/{slot}", "float32", (places, slot_width(slot, self.width))
         yield "updated", "int32", (places,)
 
     def saved(self, slots: Sequence[str]) -> list[str]:
-        """Returns what a checkpoint has of a row beside its values."""
+        """Returns the arrays that a checkpoint stores beside a row's values."""
         return list(slots)
 
     def place_of(self, row: Numbers) -> Numbers:
-        """Returns the place of a row, or of each of an array of int64."""
+        """Returns the place of a row, or the places of an array of int64 rows."""
         return row % self.hosts * self.held + row // self.hosts
 
     def row_at(self, place: Numbers) -> Numbers:
-        """The row at a place, or at each of an array of int64; at unused places rows that the block does not have."""
+        """Returns the row at a place, or at an array of int64 places; unused places give rows outside the block."""
         return place % self.held * self.hosts + place // self.held
 
 
@@ -165,7 +165,7 @@ class GrowingBlock(Block):
 
     @cached_property
     def index_size(self) -> int:
-        """Entries of each host's index, a power of two: at most half of them are in use."""
+        """Returns the entries of each host's index, a power of two; at most half of them are used."""
         return 1 << (2 * self.held - 1).bit_length()
 
     @property
@@ -188,11 +188,11 @@ class GrowingBlock(Block):
         return [*slots, COUNT, UPDATED]
 
     def place_of(self, row: Any) -> Any:
-        """Returns the place of each of an array of int64, which are ids."""
+        """Returns the places of an array of int64 ids."""
         return (scrambled(row.astype("uint64")) ^ 2**63).view("int64")
 
     def row_at(self, place: Any) -> Any:
-        """Returns the id that has each of an array of int64 as its place."""
+        """Returns the ids at an array of int64 places."""
         return unscrambled(place.view("uint64") ^ 2**63).view("int64")
 
 
@@ -207,7 +207,7 @@ def sparse_patterns(placement: PlacementConfig) -> tuple[SparsePattern, ...]:
 
 
 def blocks_of(tables: Sequence[Table], hosts: int) -> tuple[Block, ...]:
-    """The blocks of tables, by width, and then those that grow, by path; within a block, too, tables are by path."""
+    """Returns the blocks of tables by width, then growing ones by path; tables of a block are ordered by path."""
     ordered = sorted(tables, key=lambda table: table.path)
     fixed = [table for table in ordered if table.growing is None]
     widths = sorted({table.width for table in fixed})
@@ -216,10 +216,10 @@ def blocks_of(tables: Sequence[Table], hosts: int) -> tuple[Block, ...]:
 
 
 def slot_width(slot: str, width: int) -> int:
-    """Numbers that a slot has of a row of this width."""
+    """Returns the numbers that a slot has for a row of this width."""
     return 1 if slot in (ROW_ACCUMULATOR, COUNT, UPDATED) else width
 
 
 def slot_dtype(slot: str) -> str:
-    """Their type."""
+    """Returns the dtype of a slot."""
     return "int32" if slot in (COUNT, UPDATED) else "float32"

@@ -1,4 +1,4 @@
-"""The cluster and this process's role, as a scheduler's `TF_CONFIG` gives them. Pure."""
+"""Reads the cluster and this process's role from a scheduler's `TF_CONFIG`. Pure."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _KINDS = {list: "list", str: "text", int: "number", float: "number", bool: "bool
 
 
 def role_of(chosen: ClusterConfig, text: str) -> Role:
-    """Returns the cluster and this process's role, as a scheduler's `TF_CONFIG` gives them.
+    """Returns the cluster and this process's role from a scheduler's `TF_CONFIG`.
 
     `chief` (or `master`) becomes worker 0 and the workers follow it. An evaluator need not be listed, as it is not part
     of the training cluster. Then only its own process knows of it, and the chief evaluates too, unless the command says
@@ -50,7 +50,7 @@ def role_of(chosen: ClusterConfig, text: str) -> Role:
 
 
 def _agrees(sizes: Mapping[str, int], chosen: ClusterConfig, job: str) -> bool:
-    """Whether the cluster on the command line is the scheduler's; of an evaluator it may say nothing to itself."""
+    """Whether the command line and the scheduler agree on the cluster; an evaluator may be listed in only one."""
     typed = {name: getattr(chosen, name) for name in JOBS}
     return sizes == typed or (job == "evaluator" and sizes == typed | {"evaluator": 1})
 

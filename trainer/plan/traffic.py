@@ -1,6 +1,6 @@
-"""Lists what crosses from task to task in a worker's step. Pure: no TensorFlow.
+"""Lists the tensors sent between tasks in a worker's step. Pure: no TensorFlow.
 
-`tests/engine/test_messages.py` holds every line of it against what TensorFlow sends.
+`tests/engine/test_messages.py` compares every line with what TensorFlow sends.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ class Message(NamedTuple):
 
 
 def narrowest(plan: Plan) -> tuple[str, int]:
-    """Returns the task that sends most in a step of all workers, and how many bytes; it receives as many."""
+    """Returns the task that sends the most bytes in a step of all workers, and that number; it receives as many."""
     sent: Counter[str] = Counter()
     if plan.effective_strategy.has_ring:  # each worker sends to the next
         sent.update({link.split(" - ")[0]: nbytes for link, nbytes in plan.link_nbytes().items()})
@@ -30,7 +30,7 @@ def narrowest(plan: Plan) -> tuple[str, int]:
 
 
 def of_step(plan: Plan, worker: str) -> Iterator[Message]:
-    """Yields what a worker's step moves: of every shard that another task holds, its vector and the gradients."""
+    """Yields the messages of a worker's step: the vector and the gradients of every shard on another task."""
     first, reached = plan.shards[0].host, set()
     for shard in plan.shards:
         if shard.host != worker:

@@ -1,4 +1,4 @@
-"""Finds everything wrong with a config that shows without building the model; changes nothing."""
+"""Finds every problem of a config that shows without building the model; changes nothing."""
 
 from trainer.config.schema import RunConfig
 from trainer.config.typed import Mode, Target

@@ -133,7 +133,7 @@ def twice(train: TrainConfig, steps: int) -> str:
 
 
 def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
-    """Raises a CheckpointError if a checkpoint is of another model or optimizer."""
+    """Raises a CheckpointError if a checkpoint belongs to another model or optimizer."""
     for key, ours in (("model", config.model.name), ("optimizer", config.optimizer.name.value)):
         theirs = source.facts.get(key)
         if theirs is not None and theirs != ours:
@@ -177,7 +177,7 @@ def check_data(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
 
 
 def set_aside(directory: RunDirectory, *more: Path) -> None:
-    """Moves away what an earlier run has made, and `more` with it, for one that starts from step 0 in its directory."""
+    """Moves aside the results of an earlier run, and `more`, for a run that starts from step 0 in its directory."""
     d = directory
     made = (d.checkpoints, d.history, d.events, d.evaluations, d.best, d.rollbacks, d.export)
     if not any(path.exists() for path in made):
@@ -191,7 +191,7 @@ def set_aside(directory: RunDirectory, *more: Path) -> None:
 
 
 def set_aside_newer(directory: RunDirectory, *, step: int) -> None:
-    """Moves the run's checkpoints away if some are newer than the step it starts from, the best one likewise.
+    """Moves the run's checkpoints aside if some are newer than the step it starts from; the best one likewise.
 
     An evaluator's scores of later steps are removed.
     """

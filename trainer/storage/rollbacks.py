@@ -1,4 +1,4 @@
-"""rollbacks.jsonl: when a run went back to its newest checkpoint, and to which."""
+"""Records in rollbacks.jsonl when a run returned to its newest checkpoint, and to which."""
 
 import json
 import os
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def count_rollbacks(path: Path) -> int:
-    """Returns how often a run has gone back; the file need not exist."""
+    """Returns how often a run has rolled back; the file need not exist."""
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def record_rollback(path: Path, *, step: int, checkpoint: int | None) -> None:
-    """Records that a run goes back; the line is on disk when this returns.
+    """Records a rollback; the line is on disk when this returns.
 
     Args:
         step: the step whose update was left out.

@@ -1,4 +1,4 @@
-"""The folder of one run: its config and plan, and everything that the run writes."""
+"""The folder of one run: its config, its plan, and everything that the run writes."""
 
 import filecmp
 import hashlib
@@ -40,7 +40,7 @@ class RunDirectory:
     """Paths of a run's files; reads and writes config, plan and generation."""
 
     def __init__(self, path: Path, described: Path | None = None) -> None:
-        """`described` holds what describing the model left, until `write_inputs` gives it its place."""
+        """Takes the run's path; `described` holds the model's description until `write_inputs` moves it."""
         self.path, self._described = path, described
         self.lock = path / "lock"  # of the lease
         self.config = path / "config.yaml"
@@ -91,7 +91,7 @@ class RunDirectory:
             write_atomically(self.code, json.dumps(code, indent=1))
 
     def _take_described(self) -> None:
-        """Replaces the files that describing the model left, for an earlier launch may have had others."""
+        """Replaces the files of the model's description, because an earlier launch may have had others."""
         if self._described is None:
             return
         for name in (FROZEN_FILE, INITIAL_FILE):
@@ -104,7 +104,7 @@ class RunDirectory:
         self.frozen, self.initial = self.path / FROZEN_FILE, self.path / INITIAL_FILE
 
     def discard_described(self) -> None:
-        """Removes what describing the model left, where no launcher does."""
+        """Removes the files of the model's description, if no launcher does."""
         if self._described is not None:
             shutil.rmtree(self._described, ignore_errors=True)
 
@@ -168,13 +168,13 @@ class RunDirectory:
 
 @contextmanager
 def description_folder() -> Iterator[Path]:
-    """Returns a folder for what describing a model leaves, until the run directory has it."""
+    """Returns a folder for the files that describing a model writes, until they move to the run directory."""
     with tempfile.TemporaryDirectory(prefix=DESCRIBED) as folder:
         yield Path(folder)
 
 
 def _literal(value: Any) -> Any:
-    """Returns a value of a stored config, in which nothing is a reference any more."""
+    """Returns a value of a stored config, whose `${` are not references."""
     if isinstance(value, dict):
         return {name: _literal(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -184,7 +184,7 @@ def _literal(value: Any) -> Any:
 
 @contextmanager
 def with_remedy(path: Path) -> Iterator[None]:
-    """Adds to the error of a run directory that cannot be written what to type."""
+    """Adds a remedy to the error of a run directory that cannot be written."""
     try:
         yield
     except OSError as error:
@@ -209,7 +209,7 @@ def choose(config: RunConfig, described: Path | None = None) -> RunDirectory:
 
 
 def config_hash(config: RunConfig) -> str:
-    """A digest of all that the tasks of a run must agree on; the evaluators are not always known to the others."""
+    """Returns a digest of everything that the tasks of a run must agree on; they do not always know the evaluators."""
     common = {name: value for name, value in to_json(config).items() if name not in OF_COMMAND}
     common["cluster"] = _without_evaluators(common["cluster"])
     # Of a machine, and known to its own tasks where a scheduler shares out GPUs and no launcher wrote one config.

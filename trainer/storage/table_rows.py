@@ -4,8 +4,8 @@
     rows-000001200-16-values.npy            [n, 16] float32
     rows-000001200-16-slot-accumulator.npy  [n, 16] float32, for each slot of the optimizer
 
-A part has the rows that were changed since the checkpoint before, with the step in its name. A checkpoint has its own
-part and those before, as hard links where the file system has them; of a row that several parts have, the last counts.
+A part has the rows that were changed since the checkpoint before, with the step in its name. A checkpoint contains its own
+part and those before (as hard links if possible); of a row in several parts, the last one counts.
 Once parts have as many rows together as all of them should, or are many, they are merged into one. Rows that no part
 has are at their first values, which follow from the seed. Rows are named by table and id, never by host: a checkpoint
 loads into a cluster of any shape.
@@ -32,7 +32,7 @@ AT_ONCE = 2**18  # rows
 
 
 class Part(NamedTuple):
-    """The rows of a block that were changed since the part before."""
+    """The rows of a block that were changed since the previous part."""
 
     step: int
     width: int
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """What a checkpoint of tables has to write: the rows changed since another one, which has the others."""
+    """The rows of tables that a checkpoint must write: those changed since another checkpoint."""
 
     step: int
     blocks: Sequence[Block]
@@ -67,7 +67,7 @@ class ChangedRows:
         return sum(array.nbytes for of_block in arrays for array in of_block)
 
     def first_bad(self) -> str | None:
-        """Returns the table of a row that is not finite."""
+        """Returns the path of a table with a row that is not finite."""
         for block, one in zip(self.blocks, self.rows, strict=True):
             if np.isfinite(one.values.sum(dtype=np.float64)):  # one pass; in float64 no sum of float32 overflows
                 continue
@@ -80,7 +80,7 @@ class ChangedRows:
         """Writes and links the files of all parts into a folder.
 
         Returns:
-            The facts of the checkpoint that are about tables, and the names of the files.
+            The checkpoint's facts about tables, and the names of the files.
         """
         parts: list[Part] = []
         before = parts_of(self.base) if self.base else []
@@ -112,7 +112,7 @@ class ChangedRows:
         return len(older) >= MOST_PARTS or total > 2 * max(part.rows for part in (*older, own))
 
     def _merge(self, folder: Path, base: Path, older: Sequence[Part], own: Part, block: Block) -> Part:
-        """Writes one part that has the rows of all, but for those that are evicted, in the place of `own`."""
+        """Writes one part with the rows of all parts, except evicted ones, in place of `own`."""
         saved = block.saved(self.slots)
         sources = [_open(base, part, saved) for part in older]
         if own.rows:
@@ -144,7 +144,7 @@ class ChangedRows:
         return merged
 
     def _remaining(self, ids: np.ndarray, sources: Sequence[Rows], block: Block) -> np.ndarray:
-        """Those of all ids in sources whose rows are not evicted."""
+        """Returns the ids of all sources whose rows are not evicted."""
         if block.growing is None:
             return ids
         updated = np.zeros(len(ids), np.int64)
@@ -160,10 +160,10 @@ def parts_of(checkpoint: Checkpoint) -> list[Part]:
 
 
 def read(checkpoint: Checkpoint, block: Block, slots: Sequence[str]) -> Iterator[tuple[int, Rows]]:
-    """(step, rows) of a block in a checkpoint, some at a time; of a row that comes again, the last counts.
+    """Yields (step, rows) of a block in a checkpoint, some at a time; of a repeated row, the last one counts.
 
     Args:
-        slots: of the optimizer, that are wanted and that the checkpoint has.
+        slots: of the optimizer, to read; the checkpoint must have them.
     """
     for part in parts_of(checkpoint):
         if part.block != block.name:
@@ -197,7 +197,7 @@ def check_fits(checkpoint: Checkpoint, blocks: Sequence[Block], slots: Sequence[
 
 
 def _rows_of(table: Table) -> int | None:
-    """None: it grows."""
+    """Returns the number of rows; None for a table that grows."""
     return None if table.growing else table.rows
 
 
@@ -212,7 +212,7 @@ def _files(part: Part, saved: Sequence[str]) -> list[str]:
 
 
 def _open(folder: Path, part: Part, saved: Sequence[str]) -> Rows:
-    """Its arrays, mapped."""
+    """Opens the arrays of a part, memory-mapped."""
     ids, values, *others = (np.load(folder / name, mmap_mode="r") for name in _files(part, saved))
     return Rows(ids, values, dict(zip(saved, others, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Keeps the threads of a run's tasks: with another number of them a worker's sums round differently."""
+"""Keeps the thread counts of a run's tasks: with a different number, a worker's sums round differently."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,9 @@ from trainer.storage.damage import DAMAGED
 
 
 def taken_from_earlier(config: RunConfig) -> RunConfig:
-    """Returns the config with the threads that tasks had in the run that this one continues, where it gives none.
+    """Returns the config with the thread counts of the run that it continues, where it sets none.
 
-    With another number of workers the bits differ anyway; then the tasks get what their machines have.
+    With a different number of workers the bits differ anyway; then tasks use what their machines have.
     """
     if (folder := _earlier(config)) is None:
         return config
@@ -34,7 +34,7 @@ def taken_from_earlier(config: RunConfig) -> RunConfig:
 
 
 def _earlier(config: RunConfig) -> Path | None:
-    """Returns the run that a config continues; None: it starts one."""
+    """Returns the run that a config continues; None if it starts a new one."""
     if config.resume == "never" or (config.resume == "auto" and config.run is None):
         return None
     named = Path(config.run or "" if config.resume == "auto" else config.resume)
@@ -42,7 +42,7 @@ def _earlier(config: RunConfig) -> Path | None:
 
 
 def of_jobs(config: RunConfig, plan: Plan) -> dict[str, int]:
-    """Returns what a config that says the threads of every task has for `device.intra_op_threads`."""
+    """Returns `device.intra_op_threads` for a config that sets the threads of every task."""
     given = config.device.intra_op_threads
     left = [task for task in plan.tasks if of_task(given, task.job, task.index) is None]
     return {task.job: task.intra_op_threads for task in left} | given

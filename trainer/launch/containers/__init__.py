@@ -1,1 +1,1 @@
-"""Tasks as containers of a Docker engine."""
+"""Runs tasks as containers of a Docker engine."""

@@ -30,7 +30,7 @@ def render(containers: Sequence[ContainerSpec], *, name: str, words: str, overri
     Args:
         containers: of one host, or of all.
         name: of the project, with which the names of its containers and networks begin.
-        words: what the run does, in one line.
+        words: a description of the run, in one line.
         overrides: of the command that made it.
         user: user and group that the tasks run as by default.
     """
@@ -53,9 +53,9 @@ def render(containers: Sequence[ContainerSpec], *, name: str, words: str, overri
 
 
 def _factor_out(services: Mapping[str, Section]) -> tuple[Section, Section]:
-    """Moves what all services have in common into `x-task` and `x-environment`, which each then merges.
+    """Moves the settings that all services share into `x-task` and `x-environment`, which each service merges.
 
-    Compose merges shallowly, so the environment has an anchor of its own, and so has each volume.
+    Compose merges shallowly, so the environment and each volume have their own anchors.
     """
     volumes: dict[str, _Anchored] = {}
     for service in services.values():
@@ -124,18 +124,18 @@ def _hardened(tmp_mib: int) -> Section:
 
 
 def _bind(mount: Mount) -> Section:
-    """Uses the long form: a path that is missing on the host is an error, and not a new directory of root."""
+    """Returns a mount in long form, so that a path missing on the host is an error, not a new directory of root."""
     bind = {"type": "bind", "source": literal(mount.source), "target": literal(mount.target)}
     return bind | ({} if mount.is_writable else {"read_only": True}) | {"bind": {"create_host_path": False}}
 
 
 def literal(text: str) -> str:
-    """Escapes a text, so that Compose sees no variable in it."""
+    """Escapes a text so that Compose finds no variables in it."""
     return text.replace("$", "$$")
 
 
 def _tensorboard() -> Section:
-    """Shows the events of the run; started only on request, and reachable only from this host."""
+    """Returns a service that shows the run's events; it starts only on request, and only this host can reach it."""
     return {
         "profiles": ["tensorboard"],
         "image": TENSORBOARD_IMAGE,
@@ -161,7 +161,7 @@ class _Merge(str):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Indents lists, writes lists of texts on one line, and makes aliases only of `_Anchored`."""
+    """Indents lists, writes lists of strings on one line, and makes aliases only for `_Anchored`."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

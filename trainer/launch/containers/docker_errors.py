@@ -1,4 +1,4 @@
-"""Connects to Docker, and explains its errors to the person who typed the command."""
+"""Connects to Docker, and explains its errors to users."""
 
 import os
 import re
@@ -56,7 +56,7 @@ REMEDIES = (  # pattern, meaning, remedy; the first that matches the error count
 
 
 class DockerError(TrainerError):
-    """Docker does not answer, or does not do what a run needs."""
+    """Docker does not answer, or refuses what a run needs."""
 
     exit_code = exit_codes.UNAVAILABLE
 
@@ -81,7 +81,7 @@ def connect() -> docker.DockerClient:
 
 @contextmanager
 def explain_errors(image: str = "") -> Iterator[None]:
-    """Turns Docker's errors into a `DockerError` that says what they mean and what to type."""
+    """Turns Docker's errors into a `DockerError` with their meaning and a remedy."""
     try:
         yield
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
@@ -98,7 +98,7 @@ def explain(error: Exception, *, image: str = "") -> str:
 
 
 def _message(error: Exception) -> str:
-    """Returns the text of an error without the wrapping of the libraries that it came through."""
+    """Returns the text of an error without the wrapping of libraries."""
     explanation: Any = getattr(error, "explanation", None) or error
     text = " ".join(str(explanation).split())
     inner = re.findall(r"(?:PermissionError|FileNotFoundError|ConnectionRefusedError)\((\d+, '[^']*')\)", text)

@@ -1,4 +1,4 @@
-"""Finds the files of this host that a run reads, which its containers must see too."""
+"""Finds the files of this host that a run reads, which its containers must mount."""
 
 import os
 from dataclasses import replace

@@ -33,7 +33,7 @@ def run(
         inputs: paths of this host that tasks read.
 
     Raises:
-        DockerError: if Docker does not do what a run needs.
+        DockerError: if Docker refuses what a run needs.
     """
     path = str(directory.path)
     specs = container_specs(config, plan, run=path, inputs=inputs)
@@ -52,7 +52,7 @@ def run_on_hosts(
     *,
     started_at: float,
 ) -> int:
-    """Starts the plan's tasks on the engines of their hosts; the rest as `run`."""
+    """Starts the plan's tasks on the engines of their hosts; otherwise like `run`."""
     path, hosts = str(directory.path), host_by_task(config.cluster)
     specs = container_specs(config, plan, run=path, inputs=inputs, hosts=hosts)
     inside_plan = inside(plan, on_hosts=True)

@@ -1,4 +1,4 @@
-"""The containers of a run on the Docker engines of several hosts, each reached through ssh."""
+"""Runs containers on the Docker engines of several hosts, each reached through ssh."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class DockerEngine:
 
 
 class Engines:
-    """The engines of the hosts of a cluster, by host; leaving the block ends all connections that were ever made."""
+    """The engines of a cluster's hosts, by host; leaving the block ends all connections."""
 
     def __init__(self, launch: LaunchConfig, cluster: ClusterConfig) -> None:
-        """Reaches nothing yet."""
+        """Takes the hosts; connects to nothing yet."""
         self.by_host: dict[str, DockerEngine] = {}
         self._command, self._there = ssh.command(launch.ssh), launch.docker_socket
         self._hosts = list(dict.fromkeys(host_by_task(cluster).values()))
@@ -81,7 +81,7 @@ class Engines:
         self._made: list[DockerEngine] = []
 
     def __enter__(self) -> Engines:
-        """Reaches the engine of every host.
+        """Connects to the engine of every host.
 
         Raises:
             DockerError: if one does not answer.
@@ -107,7 +107,7 @@ class Engines:
         return engine
 
     def machine(self) -> Machine:
-        """Returns what the tasks share."""
+        """Returns the resources that the tasks share."""
         with explain_errors():
             cores_of = {host: int(engine.client.info()["NCPU"]) for host, engine in self.by_host.items()}
         return replace(this_machine(), cores=min(cores_of.values()), cores_of=cores_of)
@@ -125,10 +125,10 @@ def marked(specs: Sequence[ContainerSpec], run: str) -> Iterator[list[ContainerS
 
 
 class ContainersOnHosts:
-    """Starts tasks on the engines of their hosts; what ran on a host that was lost has ended, and may start again."""
+    """Starts tasks on the engines of their hosts; tasks on a lost host count as ended, and may be restarted."""
 
     def __init__(self, engines: Engines, containers: Sequence[ContainerSpec], run: str) -> None:
-        """Creates nothing yet.
+        """Takes the parts of the run; creates nothing yet.
 
         Args:
             run: path of the run directory, which is the same on every host.
@@ -154,7 +154,7 @@ class ContainersOnHosts:
             list(pool.map(ContainerTasks.close, self._tasks.values()))
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
-        """Starts a task's container; where its host was lost, that is reached again first."""
+        """Starts a task's container, first reconnecting to its host if it was lost."""
         host = self._host_of[name]
         if host in self._tasks:
             self._alive[name] = self._tasks[host].start(name, run=run, environment=environment, log=log)
@@ -173,7 +173,7 @@ class ContainersOnHosts:
                 tasks.signal(pid, number)
 
     def events(self, timeout_secs: float) -> list[TaskEvent]:
-        """Returns what happened, as `ContainerTasks.events`.
+        """Returns the events, like `ContainerTasks.events`.
 
         Raises:
             DockerError: if an engine that answers refuses a request.
@@ -207,7 +207,7 @@ class ContainersOnHosts:
         return [item]
 
     def _lost(self, host: str, why: str) -> list[TaskEvent]:
-        """Returns the ends of a host's tasks; its engine removes their containers when it is reached again."""
+        """Returns the ends of a lost host's tasks; their containers are removed when it is reached again."""
         engine = self._engines.by_host.pop(host)
         reason = engine.tunnel.last_words if not engine.tunnel.is_open else why
         engine.close()

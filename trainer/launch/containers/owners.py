@@ -18,7 +18,7 @@ def user_of_tasks() -> tuple[int, int]:
 
 
 def check_readable(inputs: Sequence[str]) -> None:
-    """Fails early if tasks cannot read their inputs: those of root run as a user who may read less.
+    """Fails early if tasks cannot read their inputs: tasks of root run as a user who may read less.
 
     Raises:
         ConfigError: with the command that opens the paths.
@@ -36,7 +36,7 @@ def check_readable(inputs: Sequence[str]) -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether everybody may read a path; a missing one is reported elsewhere."""
+    """Whether everybody may read a path; a missing path is reported elsewhere."""
     if not path.exists():
         return True
     needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)

@@ -1,4 +1,4 @@
-"""Removes what a run left in a Docker engine: containers, networks and the folders of their sockets."""
+"""Removes the remains of a run in a Docker engine: containers, networks and the folders of their sockets."""
 
 import contextlib
 import shutil

@@ -1,6 +1,6 @@
-"""Specifies what the container of each task may see and do, for the Compose file and for the Docker launcher.
+"""Specifies the mounts, limits and rights of each task's container, for the Compose file and the Docker launcher.
 
-TensorFlow's gRPC has no authentication, so the network is the border: it is internal, the host has no address on it,
+TensorFlow's gRPC has no authentication, so the network is the boundary: it is internal, the host has no address on it,
 and no port is published. A task runs as an unprivileged user without capabilities, on a read-only root file system.
 """
 
@@ -41,7 +41,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """One task as a container."""
+    """The container of one task."""
 
     service: str  # name by which others reach it
     task: str
@@ -64,7 +64,7 @@ def service_of(task: Task) -> str:
 
 
 def project_of(run: str) -> str:
-    """Returns the Docker project name of a run, which no two run directories share."""
+    """Returns the Docker project name of a run, which is unique to its directory."""
     name = re.sub(r"[^a-z0-9-]+", "-", PurePath(run).name.lower()).strip("-")[:40] or "run"
     return f"{name}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
 

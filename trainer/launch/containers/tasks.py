@@ -47,7 +47,7 @@ OUT_OF_MEMORY = "out of memory: it reached its limit (container.memory_mib), so 
 
 
 class ContainerTasks:
-    """The containers of one run, created when they first start; leaving the block removes them and their network."""
+    """The containers of one run, created at their first start; leaving the block removes them and their network."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class ContainerTasks:
 
         Args:
             run: path of the run directory on the engine's host.
-            report: takes what happens, in place of `events`; called in other threads.
-            numbers: that starts get.
+            report: receives each event, in place of `events`; called in other threads.
+            numbers: of the starts.
         """
         self._client, self._run, self._project = client, run, project_of(run)
         self._specs = {container.task: container for container in containers}
@@ -92,20 +92,20 @@ class ContainerTasks:
         self.close()
 
     def close(self) -> None:
-        """Removes what was created."""
+        """Removes everything that was created."""
         for executor in self._executors.values():
             executor.shutdown(wait=True, cancel_futures=True)
         self._cleanup.close()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Leaves what was created where it is, as its engine does not answer any more."""
+        """Leaves everything in place, because its engine no longer answers."""
         for executor in self._executors.values():
             executor.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> int:
-        """Starts a task's container, for the first time or again; returns the start's number, which events have."""
+        """Starts or restarts a task's container; returns the start's number, which its events have."""
         if not self._is_prepared:
             self._prepare()
         number = next(self._numbers)
@@ -120,7 +120,7 @@ class ContainerTasks:
             self._do(name, lambda: self._signal(name, number))
 
     def events(self, timeout_secs: float) -> list[TaskEvent]:
-        """Returns what happened, waiting at most this long.
+        """Returns the events, waiting at most this long.
 
         Raises:
             DockerError: if Docker refuses a request, or has stopped.
@@ -136,7 +136,7 @@ class ContainerTasks:
         return []
 
     def _prepare(self) -> None:
-        """Removes what a killed launcher left of this run, and creates its network."""
+        """Removes the remains of a killed launcher of this run, and creates its network."""
         self._is_prepared = True
         with explain_errors():
             remove(self._client, f"{RUN_LABEL}={self._run}")
@@ -152,7 +152,7 @@ class ContainerTasks:
         threading.Thread(target=self._listen, args=(stream,), name="docker events", daemon=True).start()
 
     def _remove(self) -> None:
-        """Removes everything; a failure here is only printed, as the outcome of the run matters more."""
+        """Removes everything; a failure is only printed, because the outcome of the run matters more."""
         try:
             with explain_errors():
                 remove(self._client, f"{RUN_LABEL}={self._run}")
@@ -213,7 +213,7 @@ class ContainerTasks:
         )
 
     def _of_run(self, spec: ContainerSpec) -> dict[str, Any]:
-        """The network of the run, and a socket where the launcher, who is not on it, reads the task's status page."""
+        """Returns the run's network, and a socket by which the launcher, outside it, reads the task's status page."""
         sockets = self.sockets / spec.service
         sockets.mkdir(exist_ok=True)
         os.chown(sockets, *user_of_tasks())
@@ -239,7 +239,7 @@ class ContainerTasks:
                     raise
 
     def _listen(self, stream: Any) -> None:
-        """Reports the ends of containers, each after the end of its log was written."""
+        """Reports the end of each container, after the end of its log is written."""
         try:
             for event in stream:
                 name = event["Actor"]["Attributes"][TASK_LABEL]
@@ -266,7 +266,7 @@ def _mounts(spec: ContainerSpec) -> list[DockerMount]:
 
 
 def _as_process(code: int) -> int:
-    """A container's exit code as a process's: negative where a signal ended it before it could choose a code."""
+    """Converts a container's exit code to that of a process: negative if a signal ended it."""
     deadly = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
     return SIGNALLED - code if code - SIGNALLED in deadly else code
 

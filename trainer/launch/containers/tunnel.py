@@ -1,4 +1,4 @@
-"""A socket on this machine that leads to the Docker engine of another one, through ssh."""
+"""Forwards a socket of this machine to the Docker engine of another one, through ssh."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ class Tunnel:
     """An ssh that forwards a socket of this machine to one of a host; it ends when the host cannot be reached."""
 
     def __init__(self, command: Sequence[str], host: str, *, here: Path, there: str) -> None:
-        """Returns when the socket is there.
+        """Starts ssh, and returns when the socket exists.
 
         Args:
             command: the words of the ssh command before the host.
@@ -52,7 +52,7 @@ class Tunnel:
 
     @property
     def last_words(self) -> str:
-        """Returns what ssh said last, until this is closed."""
+        """Returns the last line of ssh, until the tunnel is closed."""
         if self._stderr.closed:
             return ""
         size = os.fstat(self._stderr.fileno()).st_size
@@ -61,7 +61,7 @@ class Tunnel:
         return "; ".join(line.strip() for line in lines[-ERROR_LINES:])
 
     def close(self) -> None:
-        """Ends it; a second time nothing happens."""
+        """Ends the tunnel; closing it again does nothing."""
         self._process.terminate()
         try:
             self._process.wait(CLOSE_SECS)

@@ -1,1 +1,1 @@
-"""Tasks on several hosts: a nursery on each, reached through a command such as ssh."""
+"""Runs tasks on several hosts, with a nursery on each, reached through a command such as ssh."""

@@ -27,7 +27,7 @@ class Connection:
     """A command that runs a nursery on a host; `answer` is set when the host has replied."""
 
     def __init__(self, prefix: Sequence[str], order: NurseryOrder) -> None:
-        """Starts it; nothing is waited for.
+        """Starts the command without waiting for it.
 
         Args:
             prefix: the command that runs its last argument, a command line for `sh`, on the host.
@@ -61,7 +61,7 @@ class Connection:
                 self._unsent = self._unsent[os.write(self._input.fileno(), self._unsent) :]
 
     def read(self) -> list[TaskEvent] | None:
-        """Returns the events that have arrived; None if the nursery, or the way to it, has ended."""
+        """Returns the events that have arrived; None if the nursery or the connection has ended."""
         received = os.read(self.fileno(), 1 << 20)
         if not received:
             return None
@@ -76,7 +76,7 @@ class Connection:
         return [event for event in events if isinstance(event, TaskEvent)]
 
     def why_ended(self) -> str:
-        """Returns what the command said, and how it ended."""
+        """Describes how the command ended, with its last words."""
         try:
             code = self._process.wait(CLOSE_SECS)
         except subprocess.TimeoutExpired:  # its output has ended, and so has its use
@@ -110,7 +110,7 @@ class Connection:
 
 
 def _command_line(order: NurseryOrder) -> str:
-    """Returns what a shell on the host runs: the same Python in the same directory."""
+    """Returns the command line for a shell on the host: the same Python in the same directory."""
     own = {name: value for name, value in os.environ.items() if CARRIED.fullmatch(name)}
     settings = [f"{name}={shlex.quote(value)}" for name, value in (own | for_tasks(os.environ) | REUSE_PORT).items()]
     nursery = [sys.executable, "-m", "trainer.launch.hosts.host_nursery", json.dumps(asdict(order))]

@@ -3,7 +3,7 @@
     launcher  --requests, JSON lines-->  ssh HOST ...  --stdin-->   nursery  --fork-->  task
               <--events, JSON lines---                 <--stdout--
 
-First it answers what the launcher must know of this host, before it imports TensorFlow, and holds the ports that the
+First it reports the facts of this host, before it imports TensorFlow, and holds the ports that the
 tasks will listen on. It ends its tasks and itself when stdin ends, or when the launcher has been silent for long: a
 machine that loses its power closes no connection. ORDER is the JSON of a `NurseryOrder`.
 """
@@ -34,7 +34,7 @@ class Pipes:
     """Standard input and output, with the methods of a socket that a nursery uses."""
 
     def __init__(self) -> None:
-        """Takes both over; what this process prints from now on goes to stderr."""
+        """Takes over both; later output of this process goes to stderr."""
         self._input, self._output = os.dup(0), os.dup(1)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _hold(ports: HeldPorts, port: int) -> None:
-    """Holds a port as soon as the task that had it is gone; raises an OSError if another program has it."""
+    """Holds a port as soon as the task that used it has ended; raises an OSError if another program uses it."""
     deadline = time.monotonic() + FENCE_SECS
     while True:
         try:
@@ -110,7 +110,7 @@ def _fence(order: NurseryOrder) -> Path:
     """Ends the nursery that an earlier launch, or a lost connection, left on this host: its tasks end with it.
 
     Returns:
-        The file that says who this host's nursery is, from now on this process.
+        The file that identifies this host's nursery, which is now this process.
     """
     path = Path(order.run) / TOKEN.parent / f"{order.host}.json"
     with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ def _fence(order: NurseryOrder) -> Path:
 
 
 def _identity(pid: int) -> str:
-    """Boot and start time of a process, which no other process has; empty if there is none."""
+    """Returns boot and start time of a process, which identify it; empty if it does not exist."""
     with contextlib.suppress(OSError, IndexError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -52,7 +52,7 @@ def connected(config: RunConfig, directory: RunDirectory) -> Iterator[HostTasks]
 
 
 def machine_of(config: RunConfig, tasks: HostTasks) -> Machine:
-    """Returns what the tasks of several hosts share, once all have answered and have what the config asks of them.
+    """Returns the resources of several hosts, once all have answered and meet the config's requirements.
 
     Raises:
         PeerError: if a host cannot be reached.
@@ -78,7 +78,7 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: HostTasks
 
 
 def _by_step(order: NurseryOrder) -> Connection:
-    """In a step of this job of Slurm, with all that the job has on the node."""
+    """Returns the prefix that runs a command in a step of this Slurm job, with all its resources on the node."""
     cpus = dict(zip(slurm.nodes(os.environ), slurm.cpus_of_nodes(os.environ), strict=False)).get(order.host)
     one = [
         "--overlap",
@@ -98,7 +98,7 @@ def _by_ssh(command: Sequence[str], order: NurseryOrder) -> Connection:
 
 @contextmanager
 def _token(run: Path) -> Iterator[str]:
-    """A file in the run directory that shows every host whether it sees the same one."""
+    """Creates a file in the run directory, by which every host sees whether it is the same directory."""
     path, token = run / TOKEN, secrets.token_hex(8)
     path.parent.mkdir(exist_ok=True)
     path.write_text(token)
@@ -111,7 +111,7 @@ def _token(run: Path) -> Iterator[str]:
 
 
 def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
-    """Yields what is different on a host from here."""
+    """Yields the differences between a host and this machine."""
     for host, one in facts.items():
         if not one.sees_run:
             message = f"{host} does not see this machine's run directory"

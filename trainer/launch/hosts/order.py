@@ -1,4 +1,4 @@
-"""What a launcher asks of a host before anything else."""
+"""The first message from the launcher to a host."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class NurseryOrder:
-    """What the nursery of a host is to be given."""
+    """The settings of a host's nursery."""
 
     host: str  # its name in the config
     run: str  # directory of the run

@@ -1,4 +1,4 @@
-"""Starts each task on its host, and reports what happens on all of them: the `Starter` of a run on several hosts."""
+"""Starts each task on its host, and reports the events of all hosts: the `Starter` of a run on several hosts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HostTasks:
     """The nurseries of all hosts; leaving the block ends them, and the tasks with them."""
 
     def __init__(self, orders: Sequence[NurseryOrder], connect: Connect) -> None:
-        """Starts a nursery on every host; nothing is waited for."""
+        """Starts a nursery on every host, without waiting for them."""
         self._connect, self._orders = connect, {order.host: order for order in orders}
         self._host_of: Mapping[str, str] = {}  # by task
         self._selector = selectors.DefaultSelector()
@@ -47,7 +47,7 @@ class HostTasks:
         self._selector.close()
 
     def hosts(self, deadline_secs: float) -> dict[str, HostFacts]:
-        """Returns what every host says of itself, by name, as soon as all have answered.
+        """Returns the facts of every host, by name, as soon as all have answered.
 
         Raises:
             PeerError: if one cannot be reached, or does not answer in time.
@@ -63,7 +63,7 @@ class HostTasks:
         return {name: one.answer for name, one in self._connections.items() if one.answer is not None}
 
     def place(self, host_of: Mapping[str, str]) -> None:
-        """Says which host each task starts on."""
+        """Sets the host on which each task starts."""
         self._host_of = host_of
         for name, connection in self._connections.items():
             assert connection.answer is not None
@@ -71,7 +71,7 @@ class HostTasks:
             self._orders[name] = replace(self._orders[name], ports=0, held=connection.answer.ports)
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
-        """Starts a task; where its host was lost, a new nursery is started there first."""
+        """Starts a task; if its host was lost, first starts a new nursery there."""
         host = self._host_of[name]
         if host not in self._connections:
             self._open(host)
@@ -85,7 +85,7 @@ class HostTasks:
             self._connections[host].request(SignalTask(there, number))
 
     def events(self, timeout_secs: float) -> list[TaskEvent]:
-        """Returns what happened, as `ProcessTasks.events`; the tasks of a host that was lost have ended."""
+        """Returns the events, like `ProcessTasks.events`; tasks of a lost host count as ended."""
         events: list[TaskEvent] = []
         for connection in self._stay():
             connection.kill()
@@ -106,7 +106,7 @@ class HostTasks:
         return [key.data for key, _ in self._selector.select(timeout_secs)]
 
     def _stay(self) -> list[Connection]:
-        """Tells the nurseries that this process lives, and sends what a slow link has left.
+        """Tells the nurseries that this process is alive, and sends what is left in buffers of slow links.
 
         Returns:
             The connections whose nurseries have not answered for long.
@@ -123,7 +123,7 @@ class HostTasks:
         return [one for one in self._connections.values() if now - one.heard_at > limits[one.serves]]
 
     def _translated(self, host: str, event: TaskEvent) -> TaskEvent:
-        """Returns an event with a process id of ours: those of two hosts may be equal."""
+        """Returns an event with our own process id, because ids of two hosts may be equal."""
         name, there = event.name, event.pid
         if isinstance(event, Started):
             ours = len(self._places) + 1
@@ -135,7 +135,7 @@ class HostTasks:
         return replace(event, pid=ours)
 
     def _lost(self, connection: Connection, why: str = "") -> list[TaskEvent]:
-        """Returns the ends of a host's tasks; the reason is what the command said, unless one is given."""
+        """Returns the ends of a lost host's tasks; the reason defaults to the command's last words."""
         host = connection.host
         self._selector.unregister(connection)
         del self._connections[host]

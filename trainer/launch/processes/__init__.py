@@ -1,1 +1,1 @@
-"""Tasks as processes of this machine, forked from one that has imported TensorFlow."""
+"""Runs tasks as processes of this machine, forked from one that has imported TensorFlow."""

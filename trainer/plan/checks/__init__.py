@@ -1,1 +1,1 @@
-"""What must hold between the keys of a config, and between a config and a machine."""
+"""Validates rules between the keys of a config, and between a config and a machine."""

@@ -1,4 +1,4 @@
-"""Whether a machine has room for the tasks that would start on it. Pure: no TensorFlow."""
+"""Checks whether a machine has room for the tasks that would start on it. Pure: no TensorFlow."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ THREADS_OF_A_TASK = 50  # 52 to 72 were counted
 
 
 def check_capacity(cluster: ClusterConfig, here: int, machine: Machine) -> Iterator[Problem]:
-    """Yields what this machine has too little of for a cluster that starts `here` tasks on it."""
+    """Yields a problem for each resource that is too small for the `here` tasks of a cluster on this machine."""
     tasks = tasks_of(cluster)
     yield from _check_cores(cluster, here, machine)
     files = FILES + FILES_OF_A_TASK * len(tasks)  # also in a task: it may talk to all others

@@ -1,4 +1,4 @@
-"""Checks a config whose tasks are containers; looks only whether the paths it names exist."""
+"""Checks a config whose tasks are containers; of the machine, it only reads whether paths exist."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
@@ -18,7 +18,7 @@ LEAST_MIB = 512  # of a task: TensorFlow alone takes 400
 
 
 def check_containers(config: RunConfig, mode: Mode, target: Target) -> Iterator[Problem]:
-    """Yields everything wrong with how containers are asked for; `target` is that of trainer render."""
+    """Yields the problems of a config that asks for containers; `target` is that of trainer render."""
     if config.launch.name is Launch.docker:
         yield from _check_launch(config, mode)
     if config.launch.name is Launch.docker or mode is Mode.render:
@@ -54,7 +54,7 @@ def _check_mounts(mounts: Sequence[str]) -> Iterator[Problem]:
 
 
 def check_paths(key: str, paths: Iterable[str]) -> Iterator[Problem]:
-    """Yields a problem for every path of the host that would hide what a container has under the same name."""
+    """Yields a problem for every path of the host that would hide a path of the container."""
     for path in map(PurePath, paths):
         hidden = [
             own for own in OWN_PATHS if path == own or path in own.parents or (own in path.parents and own != TMP)

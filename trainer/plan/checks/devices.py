@@ -27,7 +27,7 @@ NAME = re.compile(r"/(cpu|gpu):(0|[1-9]\d{0,3})", re.ASCII)
 def check_devices(
     cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]], *, jit: bool
 ) -> Iterator[Problem]:
-    """Yields everything wrong with the devices of a config that it and this machine show.
+    """Yields every problem of a config's devices that the config and this machine show.
 
     Args:
         here: (job, index) of the tasks that run on this machine.
@@ -49,7 +49,7 @@ def check_devices(
 
 
 def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> Iterator[Problem]:
-    """The key of an entry must be a job or a task of the cluster."""
+    """Checks that the key of an entry is a job or a task of the cluster."""
     sizes = {job: getattr(cluster, job) for job in JOBS if getattr(cluster, job)}
     if key in {*sizes, *(f"{job}:{index}" for job, index in tasks_of(cluster))}:
         return
@@ -69,7 +69,7 @@ def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> It
 def check_keys(
     cluster: ClusterConfig, mapping: str, given: Mapping[str, float], *, least: float, why: str = ""
 ) -> Iterator[Problem]:
-    """Yields what is wrong with another mapping by job or task, whose values are numbers."""
+    """Yields the problems of another mapping by job or task, whose values are numbers."""
     for key, value in given.items():
         yield from _check_key(cluster, mapping, key, value)
         yield from _check_least(mapping, key, value, least, why)
@@ -107,7 +107,7 @@ def _check_indices(device: DeviceConfig) -> Iterator[Problem]:
 
 
 def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]) -> Iterator[Problem]:
-    """GPUs of the tasks of this machine; of other machines nothing is known here."""
+    """Checks that the GPUs of this machine's tasks exist; other machines are not known here."""
     for gpu in sorted({gpu for task in here for gpu in of_task(device.gpus, *task) or ()}):
         if gpu >= machine.gpus:
             there = "GPU 0" if machine.gpus == 1 else f"GPUs 0..{machine.gpus - 1}" if machine.gpus else "no GPU"
@@ -117,7 +117,7 @@ def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[
 
 
 def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
-    """A setting of GPU memory needs a GPU, and a task has one such setting at most."""
+    """Checks that a task with a setting of GPU memory has a GPU, and no other such setting."""
     tasks, memory = tasks_of(cluster), _entries(device, MEMORY)
     for mapping, key, value in memory:
         meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
@@ -137,7 +137,7 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
 
 
 def _check_names(device: DeviceConfig) -> Iterator[Problem]:
-    """Devices inside a task are written in one form, and a replica has one to itself."""
+    """Checks that devices inside a task are written in one form, and that each replica has its own."""
     named = [("device.replicas", name) for name in dict.fromkeys(device.replicas)]
     named += [("device.parameters", name) for name in named_parameters(device)]
     named += [(f"device.layers.{pattern}", name) for pattern, name in device.layers.items()]
@@ -158,7 +158,7 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
 
 
 def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
-    """Every /gpu:N must be one of those that the task sees; N counts them from 0, whatever their index on the host."""
+    """Checks that the task sees every /gpu:N; N counts visible GPUs from 0, whatever their index on the host."""
     reported = set()
     for job, index in tasks_of(cluster):
         gpus = list(of_task(device.gpus, job, index) or ())
@@ -173,7 +173,7 @@ def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Proble
 
 
 def _more(device: DeviceConfig, job: str, index: int, number: int) -> str:
-    """Returns the override with which a task sees the GPU of a number too."""
+    """Returns the override that makes one more GPU visible to a task."""
     gpus = list(of_task(device.gpus, job, index) or ())
     free = [gpu for gpu in range(len(gpus) + number + 1) if gpu not in gpus]
     key, wanted = key_of(device.gpus, job, index) or job, gpus + free[: number + 1 - len(gpus)]
@@ -181,7 +181,7 @@ def _more(device: DeviceConfig, job: str, index: int, number: int) -> str:
 
 
 def _nearest(name: str) -> str | None:
-    """The device that was probably meant: `device:CPU:1`, `gpu1`, `/GPU:0`; none if no kind of device is in it."""
+    """Returns the device that was probably meant by `device:CPU:1`, `gpu1` or `/GPU:0`; None if it names no kind."""
     match = re.search(r"(cpu|gpu)\D*(\d{0,4})$", name, re.ASCII | re.IGNORECASE)
     return f"/{match[1].lower()}:{int(match[2] or 0)}" if match else None
 
@@ -193,7 +193,7 @@ def _entries(device: DeviceConfig, settings: Iterable[str]) -> list[tuple[str, s
 
 
 def _assignment(mapping: str, key: str, value: Any) -> str:
-    """Returns an entry of a mapping as it is typed in a shell; Hydra takes a bare : for the end of the key."""
+    """Returns an entry of a mapping as it is typed in a shell; Hydra reads a bare : as the end of the key."""
     escaped = key.replace(":", "\\:")
     return f"'{mapping}={{{escaped}:{_text(value)}}}'"
 

@@ -1,4 +1,4 @@
-"""Checks what a run is to be exported to."""
+"""Checks the formats and files of an export."""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ def check_formats(formats: Sequence[str]) -> Iterator[Problem]:
 
 
 def check_checkpoint(name: str) -> Iterator[Problem]:
-    """Checks what names a checkpoint of a run: last, best or a step."""
+    """Checks the name of a checkpoint: last, best or a step."""
     if name not in NAMED and not name.isdecimal():
         message = f"{name!r} must be last, best or a step"
         yield Problem("export.checkpoint", "malformed", message, "e.g. export.checkpoint=best")

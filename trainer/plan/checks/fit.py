@@ -1,4 +1,4 @@
-"""Whether a config fits the model and the data, and what is odd about these."""
+"""Checks whether a config fits the model and the data, and warns of unusual ones."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from trainer.plan.plan import Task
 
 
 def check_fit(config: RunConfig, tasks: Sequence[Task], description: Description, *, shards: int) -> Iterator[Problem]:
-    """Yields what of a config does not fit the model or the data."""
+    """Yields the problems of a config that does not fit the model or the data."""
     yield from _check_examples(config, description)
     yield from _check_model_batch(config, description)
     yield from _check_division(tasks, description)
@@ -35,7 +35,7 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
 
 
 def _check_model_batch(config: RunConfig, description: Description) -> Iterator[Problem]:
-    """A model may compute batches of one size only."""
+    """Checks batch sizes for a model that computes batches of only one size."""
     size, parts = description.model_batch, batch_parts(config.cluster, config.device, config.train)
     if not size:
         return

@@ -1,6 +1,6 @@
-"""Whether the tasks that share a GPU fit into its memory. Pure: no TensorFlow.
+"""Checks whether the tasks that share a GPU fit into its memory. Pure: no TensorFlow.
 
-A GPU is one of a host; tasks are on one host when their addresses name the same one.
+A GPU belongs to a host; tasks are on one host if their addresses name the same host.
 """
 
 import math
@@ -17,7 +17,7 @@ FITS = 1 + 1e-9  # 0.1 + 0.2 + 0.7 is a little more than 1
 
 
 class GpuShare(NamedTuple):
-    """What one task takes of a GPU's memory; none of the three: TensorFlow's default, nearly all that is free."""
+    """The memory of a GPU that one task takes; without a setting, TensorFlow's default: nearly all that is free."""
 
     task: str
     fraction: float | None
@@ -26,7 +26,7 @@ class GpuShare(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether no setting limits it."""
+        """Whether no setting limits the task's share."""
         return self.fraction is None and self.mib is None and not self.growth
 
 
@@ -85,7 +85,7 @@ def _too_much(gpu: SharedGpu) -> Iterator[Problem]:
 def _shared(
     cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]
 ) -> list[SharedGpu]:
-    """Returns every GPU that a task sees, by host and index."""
+    """Returns every GPU that some task sees, by host and index."""
     tasks: dict[tuple[str, int], list[tuple[str, int]]] = {}
     for task in tasks_of(cluster):
         for gpu in set(of_task(device.gpus, *task) or ()):
@@ -120,6 +120,6 @@ def _list(tasks: Sequence[str]) -> str:
 
 
 def _each(tasks: Sequence[str], fraction: float) -> str:
-    """By job: its entry holds for every task of it without an entry of its own."""
+    """Returns entries by job or task that give each of these tasks the same value."""
     jobs = dict.fromkeys(task.partition(":")[0] for task in tasks)
     return "{" + ",".join(f"{job}:{fraction:g}" for job in jobs) + "}"

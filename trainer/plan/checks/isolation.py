@@ -1,4 +1,4 @@
-"""Checks whether the tasks of a config can do with a network of their own. Pure."""
+"""Checks whether the tasks of a config can use an isolated network. Pure."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from trainer.plan.devices import ON_HOSTS
 
 
 def why_not(config: RunConfig, mode: Mode) -> str:
-    """Returns why others must reach the tasks, or the tasks others; empty if a network of their own is enough."""
+    """Returns why the tasks must reach others, or others them; empty if an isolated network is enough."""
     if config.launch.name is Launch.docker or mode is Mode.render:
         return "containers have a network of their own in any case"
     if config.launch.name in ON_HOSTS:
@@ -22,7 +22,7 @@ def why_not(config: RunConfig, mode: Mode) -> str:
 
 
 def check_isolation(config: RunConfig, mode: Mode) -> Iterator[Problem]:
-    """Yields a problem if a network of their own is asked for and makes no sense."""
+    """Yields a problem if an isolated network is asked for but impossible."""
     if config.security.isolate is Isolate.always and (reason := why_not(config, mode)):
         message = f"this machine cannot isolate runs: {reason}"
         yield Problem("security.isolate", "not-available", message, "leave it out")

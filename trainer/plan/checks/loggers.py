@@ -1,4 +1,4 @@
-"""The loggers that exist: those of this package, and those that installed packages name as entry points."""
+"""Finds the available loggers: those of this package, and entry points of installed packages."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ SHIPPED = {
 
 
 def loggers() -> dict[str, str]:
-    """MODULE:CLASS by name."""
+    """Returns MODULE:CLASS of each logger by name."""
     return SHIPPED | {one.name: one.value for one in entry_points(group=GROUP)}
 
 
 def check_loggers(names: Sequence[str]) -> Iterator[Problem]:
-    """Names of loggers that do not exist."""
+    """Yields a problem for each logger that does not exist."""
     known = loggers() if names else {}
     for name in names:
         if name not in known:

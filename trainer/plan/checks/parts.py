@@ -32,7 +32,7 @@ def is_counted(replicas: int, description: Description) -> bool:
 
 
 def warn_of_parts(replicas: int, accumulate: int, description: Description) -> Iterator[Problem]:
-    """Warns if the mean over parts is not that over all examples: losses that are no means, or of unequal counts."""
+    """Warns if the mean over parts differs from that over all examples: the loss is no mean, or counts are unequal."""
     parts = replicas * accumulate
     if parts == 1:
         return

@@ -26,7 +26,7 @@ def warn_of_shards(
 
 
 def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int], *, can_cut: bool) -> Iterator[Problem]:
-    """Where `auto` does not cut: it is off, or a pin keeps parameters whole."""
+    """Warns of imbalance that `auto` does not prevent, because it is off or a pin keeps parameters whole."""
     pieces_of: dict[str, list[Slice]] = {}
     for shard in shards:
         pieces_of.setdefault(shard.host, []).extend([*shard.trainable, *shard.state])
@@ -44,6 +44,6 @@ def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int], *, can_
 
 
 def _round_up(mib: float) -> str:
-    """To a whole number, or to two digits of a share that is smaller: rounded down, it would make a part too many."""
+    """Rounds up to a whole number, or a number below 1 to two digits: rounding down would add a part."""
     unit = 1.0 if mib >= 1 else 10.0 ** (math.floor(math.log10(mib)) - 1)
     return f"{math.ceil(mib / unit) * unit:g}"

@@ -1,4 +1,4 @@
-"""Whether layers can be sparse: their rows stay on the hosts, and move only when they are touched. Pure."""
+"""Checks whether layers can be sparse: their rows stay on the hosts and move only when touched. Pure."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ FEW = 4  # rows for each that a step touches
 
 
 def check_sparse_run(placement: PlacementConfig, optimizer: OptimizerConfig, strategy: Strategy) -> Iterator[Problem]:
-    """Yields what a run with sparse layers cannot have."""
+    """Yields a problem for each setting that a run with sparse layers cannot have."""
     yield from _check_growing(placement)
     if not placement.has_sparse:
         if optimizer.sparse != SparseConfig():
@@ -44,7 +44,7 @@ def check_sparse_run(placement: PlacementConfig, optimizer: OptimizerConfig, str
 
 
 def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
-    """Yields what is wrong with layers that grow."""
+    """Yields the problems of the settings of growing layers."""
     for key in ("growing", "min_count", "max_age"):
         for pattern, value in getattr(placement, key).items():
             if value < 1:
@@ -58,7 +58,7 @@ def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
 
 
 def check_patterns(patterns: Sequence[SparsePattern], known: Sequence[str]) -> Iterator[Problem]:
-    """Yields the patterns that match no Embedding layer of a model, whose paths are known."""
+    """Yields a problem for each pattern that matches no Embedding layer of a model; `known` are their paths."""
     for pattern, rows, _ in patterns:
         if any(fnmatchcase(path, pattern) for path in known):
             continue
@@ -84,7 +84,7 @@ def check_memory(tables: TableLayout, machine: Machine) -> Iterator[Problem]:
 
 
 def warn_of_dense(description: Description, batch: int) -> Iterator[Problem]:
-    """Large embeddings of which a step touches few rows, and which it moves as a whole."""
+    """Warns of large embeddings that move as a whole in each step although it touches few rows."""
     sizes = {p.path: p for p in description.parameters}
     for path, lookups in description.lookups.items():
         dense = sizes.get(f"{path}/embeddings")

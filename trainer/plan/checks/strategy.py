@@ -1,4 +1,4 @@
-"""Whether cluster, strategy and batch agree. Pure."""
+"""Checks that cluster, strategy and batch agree. Pure."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ from trainer.plan.strategy import Strategy, strategy_of
 
 
 def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
-    """The choice of a cluster and its single keys must agree, because everything that a run writes bears the name."""
+    """Checks that the choice of a cluster agrees with its single keys, because all output of a run bears its name."""
     size = ClusterSize(cluster.ps, cluster.worker, cluster.evaluator)
     is_size = SIZE.fullmatch(cluster.name) is not None
     chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.is_local else size
@@ -36,7 +36,7 @@ def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    """What counts evaluations needs some."""
+    """Checks that settings that count evaluations have some to count."""
     plateau = optimizer.plateau
     for key, patience in (("evaluate.patience", section.patience), ("optimizer.plateau.patience", plateau.patience)):
         if patience is not None and section.every == 0 and cluster.evaluator == 0:
@@ -54,14 +54,14 @@ def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster:
 
 
 def check_parts(placement: PlacementConfig, optimizer: OptimizerConfig) -> Iterator[Problem]:
-    """An optimizer that measures whole parameters cannot update parts of them."""
+    """Refuses parts of parameters for an optimizer that measures whole parameters."""
     if optimizer.measures_parameters and placement.max_part_mib not in (AUTO, None):
         message = f"{optimizer.name.value} measures whole parameters, so none can be split into parts"
         yield Problem("placement.max_part_mib", "not-supported", message, "leave it out")
 
 
 def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
-    """A strategy must have the tasks it needs, and its keys must be those it reads."""
+    """Checks that a strategy has the tasks it needs, and only keys that it reads."""
     strategy = strategy_of(section, cluster)
     name, tasks = strategy.name, cluster.ps + cluster.worker
     if strategy.is_one_process and tasks > 1 and not cluster.is_local:
@@ -90,7 +90,7 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
 
 
 def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Iterator[Problem]:
-    """Several shards of a host move together, step by step, or not at all."""
+    """Checks that a host may have several shards: they must move together, step by step."""
     if buckets == 1:
         return
     key, remedy = "placement.buckets", "leave it out"
@@ -128,12 +128,12 @@ def _check_quorum(
 
 
 def batch_parts(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> int:
-    """Returns how many equal parts a global batch is shared out in."""
+    """Returns the number of equal parts of a global batch."""
     return cluster.worker * max(1, len(device.replicas)) * train.accumulate
 
 
 def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> Iterator[Problem]:
-    """The global batch must be a multiple of its parts."""
+    """Checks that the global batch can be divided into its parts."""
     batch, accumulate, parts = train.batch_size, train.accumulate, batch_parts(cluster, device, train)
     replicas = parts // accumulate if accumulate > 0 else 0
     if batch > 0 and parts > 0 and batch % parts:
@@ -148,7 +148,7 @@ def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig
 
 
 def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) -> Iterator[Problem]:
-    """To go back, all tasks start again: somebody must be there to do that, and may."""
+    """Checks that a launcher exists that can, and may, restart all tasks for a rollback."""
     if train.on_not_finite is not NotFinitePolicy.rollback:
         return
     key, instead = "train.on_not_finite", "type train.on_not_finite=skip or stop"

@@ -42,6 +42,6 @@ def is_in_range(version: str, wanted: str) -> bool:
 
 
 def release(version: str) -> Version | None:
-    """Returns the numbers that a version begins with: 2.27.0 of "v2.27.0-desktop.2", which is no Python version."""
+    """Returns the release of a version: 2.27.0 of "v2.27.0-desktop.2", which is not a valid Python version."""
     match = re.match(r"[v\s]*(\d+(?:\.\d+)*)", version)
     return Version(match[1]) if match else None
