@@ -25,7 +25,7 @@ class FaultHooks(Protocol):
         """Called when the ports are known, before any task starts."""
 
     def environment(self, task: str) -> Mapping[str, str]:
-        """Variables for the next attempt of a task, besides the task's own."""
+        """Returns variables for the next attempt of a task, besides the task's own."""
 
     def act(self, view: RunView) -> None:
         """Called every few moments."""

@@ -4,7 +4,7 @@
     rows-000001200-16-values.npy            [n, 16] float32
     rows-000001200-16-slot-accumulator.npy  [n, 16] float32, for each slot of the optimizer
 
-A part has the rows that were changed since the checkpoint before, with the step in its name. A checkpoint contains its own
+A part has the rows that were changed since the previous checkpoint, with the step in its name. A checkpoint has its own
 part and those before (as hard links if possible); of a row in several parts, the last one counts.
 Once parts have as many rows together as all of them should, or are many, they are merged into one. Rows that no part
 has are at their first values, which follow from the seed. Rows are named by table and id, never by host: a checkpoint
