@@ -15,14 +15,14 @@ import tensorflow as tf
 from trainer.plan.layout import Parameter
 from trainer.workload import lookups
 from trainer.workload.batch_norm import fused
-from trainer.workload.counts import LEAST, Counting, Share
+from trainer.workload.counts import LEAST, Counting
 from trainer.workload.data.examples import Batch, Nest
 from trainer.workload.keras_internals import CallContext, global_state
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
 from trainer.workload.ordered_sums import keep_written, ordered_sums
-from trainer.workload.parts import PassOutput, Rows, Tensors, in_parts
+from trainer.workload.parts import PassInput, PassOutput, Rows, Tensors, in_parts
 from trainer.workload.paths import Paths, is_seed
 from trainer.workload.seeded_draws import seeded_draws
 
@@ -110,23 +110,16 @@ def make_step(
     keep_written(fuses=not _has_bfloat16(model))
     trainable = [paths[v] for v in model.trainable_variables]
 
-    def count(parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows) -> tf.Tensor:
-        weights, counting = [parameters[path] for path in trainable], Counting()
-        with objective.in_graph(), ordered_sums(), seeded_draws(seed), tf.name_scope("count"):
-            compute_loss(objective, weights, state, seed, batch, rows, counting=counting)
+    def count(given: PassInput) -> tf.Tensor:
+        weights, counting = [given.parameters[path] for path in trainable], Counting()
+        with objective.in_graph(), ordered_sums(), seeded_draws(given.seed), tf.name_scope("count"):
+            compute_loss(objective, weights, given.state, given.seed, given.batch, given.rows, counting=counting)
         return counting.counts
 
-    def whole(
-        parameters: Tensors,
-        state: Tensors,
-        seed: tf.Tensor,
-        batch: Batch,
-        rows: Rows,
-        loss_scale: tf.Tensor | None,
-        share: Share | None,
-    ) -> PassOutput:
-        weights = [parameters[path] for path in trainable]
-        watched, counting = [*weights, *rows], Counting(share) if counts else None
+    def whole(given: PassInput) -> PassOutput:
+        weights = [given.parameters[path] for path in trainable]
+        state, seed, batch, rows, loss_scale = given.state, given.seed, given.batch, given.rows, given.loss_scale
+        watched, counting = [*weights, *rows], Counting(given.share) if counts else None
         kernels = nullcontext() if jit else fused(model)
         with kernels, pinned(model, layers or {}, scopes), objective.in_graph(), ordered_sums(), seeded_draws(seed):
             # A layer's name may be one that is not allowed for a root scope.
@@ -157,7 +150,7 @@ def make_step(
         frozen = {path: state[path] for path in objective.frozen}
 
         def with_frozen(function: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda parameters, state, *rest: function(parameters, {**state, **frozen}, *rest)
+            return lambda given: function(given._replace(state={**given.state, **frozen}))
 
         run = with_frozen(whole)
         if accumulate > 1:
@@ -165,7 +158,7 @@ def make_step(
         own = {  # without a loss scale
             path: state[path] for path in paths.named(model.non_trainable_variables) if path not in frozen
         }
-        output: PassOutput = run(parameters, own, seed, batch, rows, loss_scale, None)
+        output: PassOutput = run(PassInput(parameters, own, seed, batch, rows, loss_scale))
         checked = _check_finite([*output.gradients.values(), *output.rows], output.loss, loss_scale)
         weight = tf.maximum(output.counts[0], LEAST) if is_counted else 1.0
         output = output.times(weight) if is_counted else output
