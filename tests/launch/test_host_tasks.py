@@ -16,9 +16,8 @@ from trainer.config.typed import Mode
 from trainer.launch.hosts import launcher
 from trainer.launch.hosts import tasks as module
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import NurseryOrder
 from trainer.launch.hosts.tasks import HostTasks
-from trainer.launch.messages import HostFacts, Started, TaskEvent
+from trainer.launch.messages import HostFacts, NurseryOrder, Started, TaskEvent
 from trainer.observe.peers import PeerError
 from trainer.plan.hosts import resolve_hosts
 

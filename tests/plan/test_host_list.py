@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.faults.problems import ConfigError
-from trainer.plan.host_list import expand
+from trainer.plan.slurm import expand
 
 KEY = "SLURM_JOB_NODELIST"
 

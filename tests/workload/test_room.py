@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.workload import room
-from trainer.workload.room import within_memory
+from trainer.workload import build
+from trainer.workload.build import within_memory
 
 TOO_LARGE = {
     "one variable": lambda: keras.layers.Dense(4_000_000_000)(keras.Input((64,))),
@@ -21,14 +21,14 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_a_model_larger_than_memory_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch, kind: str):
-    monkeypatch.setattr(room, "memory_bytes", lambda: 2**30)
+    monkeypatch.setattr(build, "memory_bytes", lambda: 2**30)
     with within_memory(), pytest.raises(ValueError, match=r"\d+\.\d\d GiB.* 1\.00 GiB"):
         TOO_LARGE[kind]()
     keras.layers.Dense(2)(keras.Input((3,)))
 
 
 def test_the_sum_of_all_variables_counts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "memory_bytes", lambda: 4 * 30)
+    monkeypatch.setattr(build, "memory_bytes", lambda: 4 * 30)
     with within_memory():
         hidden = keras.layers.Dense(5)(keras.Input((3,)))
         with pytest.raises(ValueError, match="layer"):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 from trainer.plan.description import ModelProbe, ProbeResult
@@ -106,6 +107,20 @@ class IsolateTasks:
 @dataclass(frozen=True)
 class Stay:
     """Says that the launcher is alive, and asks for `Here`."""
+
+
+@dataclass(frozen=True)
+class NurseryOrder:
+    """The settings of a host's nursery."""
+
+    host: str  # its name in the config
+    run: str  # directory of the run
+    token: str  # text of the file TOKEN there, which every host must see
+    ports: int = 0  # how many free ones to hold
+    held: tuple[int, ...] = ()  # or these, where the tasks of this launch listen already
+
+
+TOKEN = Path("hosts/token")  # below the run directory; beside it, who each host's nursery is
 
 
 TaskEvent = Started | Exited

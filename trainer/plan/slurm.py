@@ -1,5 +1,6 @@
 """Reads Slurm's environment variables: the nodes of an allocation, and the role of this process of a step. Pure."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,13 +11,17 @@ from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses, environment
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
 from trainer.plan.devices import Role, tasks_of
-from trainer.plan.host_list import expand
 
 KEY = "SLURM_STEP_ID"
 NODES, NODES_OF_STEP, TASKS_PER_NODE = "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 # Ports of a step, whose processes cannot agree on free ones: 20 on each node, and as many 1,000 above for status pages.
 FIRST_PORT, PORTS_OF_STEP, STEPS_IN_ROW, ROWS = 15000, 20, 50, 8
 RANKED = ("worker", "ps", "evaluator")  # ranks of a step in this order: the first group of a step has the GPUs
+
+NODES_AT_MOST = 65536  # in a list, as in Slurm
+TEXT, RANGES = r"[^\s,\[\]]+", r"\[[^\[\]]*\]"
+ITEM = re.compile(rf"(?:{TEXT}|{RANGES})+")
+RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 @dataclass(frozen=True)
@@ -133,3 +138,48 @@ def _check_step(cluster: ClusterConfig, environ: Mapping[str, str]) -> Iterator[
         distribution = environ.get("SLURM_DISTRIBUTION")
         message = f"the step is distributed by {distribution}, so its tasks do not know where the others are"
         yield Problem(KEY, "not-supported", message, "type srun --distribution=block")
+
+
+def expand(names: str, key: str) -> list[str]:
+    """Lists the nodes one by one: "node[1-2,07],gpu1" -> ["node1", "node2", "node07", "gpu1"].
+
+    Several brackets in a name give every combination, the last varying fastest. Numbers are padded to the width of
+    the first in their range.
+
+    Args:
+        key: the variable that holds the list.
+
+    Raises:
+        ConfigError: if it is malformed.
+    """
+    nodes: list[str] = []
+    end = 0
+    while end < len(names):
+        item = ITEM.match(names, end)
+        if item is None or names[item.end() : item.end() + 1] not in ("", ","):
+            raise _malformed(names, key)
+        parts = re.findall(f"{TEXT}|{RANGES}", item[0])
+        options = [_numbers(part, names, key) if part.startswith("[") else [part] for part in parts]
+        nodes += ["".join(chosen) for chosen in itertools.product(*options)]
+        end = item.end() + 1
+    if names.endswith(",") or len(nodes) > NODES_AT_MOST:
+        raise _malformed(names, key)
+    return nodes
+
+
+def _numbers(ranges: str, names: str, key: str) -> list[str]:
+    """Expands a range: "[08-10,3]" -> ["08", "09", "10", "3"]."""
+    numbers: list[str] = []
+    for text in ranges[1:-1].split(","):
+        if not (bounds := RANGE.fullmatch(text)):
+            raise _malformed(names, key)
+        low, high = int(bounds[1]), int(bounds[2] or bounds[1])
+        if not low <= high < low + NODES_AT_MOST:
+            raise _malformed(names, key)
+        numbers += [f"{number:0{len(bounds[1])}d}" for number in range(low, high + 1)]
+    return numbers
+
+
+def _malformed(names: str, key: str) -> ConfigError:
+    message = f"{names!r} is not a list of nodes"
+    return ConfigError([Problem(key, "malformed", message, "e.g. node[1-3,07],rack[0-1]node[1-2],login")])

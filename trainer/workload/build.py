@@ -2,7 +2,10 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -10,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import user_file as user
+from trainer.config.words import size
 from trainer.plan.layout import Parameter
 from trainer.plan.tables import SparsePattern
 from trainer.workload import dtype_policy, lookups, loss_scale, step
@@ -21,8 +25,10 @@ from trainer.workload.data.examples import ArraySpec, Spec, map_nest
 from trainer.workload.data.pipeline import feature_batches
 from trainer.workload.models import MODELS
 from trainer.workload.objective import Objective, no_values
+from trainer.workload.patches import patched
 from trainer.workload.paths import name_alike
-from trainer.workload.room import within_memory
+
+FLOAT_BYTES = 4
 
 TRAIN = "train"  # an argument of a model's function: the features to adapt layers to
 STEPS = ("train_step", "test_step", "make_train_function", "make_test_function")  # what fit and evaluate run
@@ -214,3 +220,33 @@ def _user_function(user_file: str | None, name: str, built_in: Mapping[str, Any]
     if function is None and name not in built_in:
         raise ValueError(f"{name} is neither a function of {user_file} nor one of {', '.join(built_in)}")
     return function if callable(function) else None
+
+
+def memory_bytes() -> int:
+    """Returns the size of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """Refuses layers built in this context whose variables do not fit into memory.
+
+    Raises:
+        ValueError: where the layer is built whose variable does not fit.
+    """
+    add_weight, limit, total = keras.layers.Layer.add_weight, memory_bytes(), 0
+
+    def add_if_it_fits(layer: keras.layers.Layer, shape: Any = None, *arguments: Any, **options: Any) -> Any:
+        nonlocal total
+        axes = [int(axis or 1) for axis in shape] if isinstance(shape, Iterable) else []  # of any type that Keras takes
+        nbytes = FLOAT_BYTES * math.prod(axes)
+        total += nbytes
+        if total > limit:
+            raise ValueError(
+                f"layer {layer.path}: a variable {axes} takes {size(nbytes)}, and with it the model takes "
+                f"{size(total)}; this machine's memory is {size(limit)}"
+            )
+        return add_weight(layer, shape, *arguments, **options)
+
+    with patched((keras.layers.Layer, "add_weight", add_if_it_fits)):
+        yield

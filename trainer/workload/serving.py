@@ -21,13 +21,16 @@ from trainer.workload import lookups
 from trainer.workload.data.errors import is_of_storage
 from trainer.workload.data.examples import DataSet, Nest, Preprocessing, leaves_of, map_nest
 from trainer.workload.error_text import first_line
+from trainer.workload.keras_internals import to_snake_case
 from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Objective
 from trainer.workload.output_checks import BINARY, function_of, option_of
-from trainer.workload.served_names import input_names, output_names
+from trainer.workload.paths import free_name
 from trainer.workload.served_tables import ServedTable, TableValues
 from trainer.workload.step import make_forward
 from trainer.workload.tracing import tables_of
+
+INPUT, OUTPUT = "input", "output"
 
 SOFTMAX = (
     keras.losses.sparse_categorical_crossentropy,
@@ -236,3 +239,36 @@ def _write_litert(saved_model: Path, file: Path) -> None:
         unknown = sorted(set(re.findall(r"'tf\.(\w+)' op is neither", str(error))))
         why = f"LiteRT has no operation {', '.join(unknown)}" if unknown else first_line(error)
         raise ExportError(f"TensorFlow cannot write model.tflite: {why}") from error
+
+
+def input_names(model: keras.Model, nest: Nest) -> dict[str, str]:
+    """Returns names for the inputs of an exported model, by path in the nest; a single array is called inputs."""
+    return _names(nest, _listed(model, "inputs"), INPUT)
+
+
+def output_names(model: keras.Model, nest: Nest) -> dict[str, str]:
+    """Returns names for the outputs of a model, by path in the nest; a single tensor has an empty name."""
+    return {place: name if place else "" for place, name in _names(nest, _listed(model, "outputs"), OUTPUT).items()}
+
+
+def _names(nest: Nest, listed: Sequence[str], kind: str) -> dict[str, str]:
+    """Names the items of a mapping by its keys, and those of a list as the model does, or by number."""
+    places = [place for place, _ in leaves_of(nest)]
+    if not isinstance(nest, list | tuple) or hasattr(nest, "_fields"):
+        chosen = places
+    elif len(listed) == len(places):
+        chosen = [name or f"{kind}_{place}" for name, place in zip(listed, places, strict=True)]
+    else:
+        chosen = [f"{kind}_{place}" for place in places]
+    names: dict[str, str] = {}
+    for place, name in zip(places, chosen, strict=True):
+        names[place] = free_name(re.sub(r"\W", "_", name) or f"{kind}s", set(names.values()))
+    return names
+
+
+def _listed(model: keras.Model, which: str) -> list[str]:
+    """Returns the names of a functional model's inputs or outputs in order; empty for those named by Keras."""
+    layers = [tensor._keras_history.operation for tensor in getattr(model, which, None) or ()]
+    return [
+        "" if re.fullmatch(rf"{to_snake_case(type(one).__name__)}(_\d+)?", one.name) else one.name for one in layers
+    ]

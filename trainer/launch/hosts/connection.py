@@ -12,8 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from trainer.launch.hosts.order import NurseryOrder
-from trainer.launch.messages import HostFacts, Request, TaskEvent, decode, encode
+from trainer.launch.messages import HostFacts, NurseryOrder, Request, TaskEvent, decode, encode
 from trainer.launch.processes.tasks import REUSE_PORT
 from trainer.plan.environment import for_tasks
 

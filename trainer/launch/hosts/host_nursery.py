@@ -19,8 +19,7 @@ from pathlib import Path
 
 from trainer.config import versions
 from trainer.config.command_line import typed
-from trainer.launch.hosts.order import TOKEN, NurseryOrder
-from trainer.launch.messages import HostFacts, encode
+from trainer.launch.messages import TOKEN, HostFacts, NurseryOrder, encode
 from trainer.launch.processes import nursery
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.machine import read, this_machine

@@ -15,9 +15,8 @@ from trainer.config.words import count
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch import ssh
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import TOKEN, NurseryOrder
 from trainer.launch.hosts.tasks import HostTasks
-from trainer.launch.messages import HostFacts
+from trainer.launch.messages import TOKEN, HostFacts, NurseryOrder
 from trainer.launch.run import supervise
 from trainer.observe.machine import this_machine
 from trainer.plan import addresses, slurm

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from trainer.faults import exit_codes
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import NurseryOrder
-from trainer.launch.messages import Exited, HostFacts, SignalTask, Started, StartTask, Stay, TaskEvent
+from trainer.launch.messages import Exited, HostFacts, NurseryOrder, SignalTask, Started, StartTask, Stay, TaskEvent
 from trainer.observe.peers import PeerError
 
 STAY_SECS = 5.0  # between two requests that tell a nursery that its launcher lives, and which it answers
