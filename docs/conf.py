@@ -15,3 +15,4 @@ html_show_sphinx = False
 html_copy_source = False
 html_static_path = ["style"]
 html_css_files = ["tables.css"]
+smartquotes_action = "qe"  # dashes stay as typed: --json is a flag

@@ -76,7 +76,7 @@ def _section(kind: Any, fields: Sequence[Any], comments: dict[str, dict[str, str
             choices.append((field.name, of))
             meaning = meaning or sentence(of.__doc__)
         if readers := field.metadata.get("read_by"):
-            meaning = f"{meaning} (read by {', '.join(readers)})".strip()
+            meaning = f"{meaning} (used by {', '.join(readers)})".strip()
         bounds = [(words, field.metadata[name]) for name, words in BOUNDS.items() if name in field.metadata]
         limits = " and ".join(f"{words} {bound}" for words, bound in bounds)
         described = ", ".join(filter(None, [_words(of), limits]))
@@ -165,7 +165,7 @@ OTHERS = {
     "docs/": "The pages below; `make docs` builds them",
     "compose/": "Clusters of containers: the script behind make cluster-up, and the files of the usual sizes",
     "examples/": "Models and data to start from, each with its YAML: text, tables, time series, images",
-    "bench/": "This trainer beside others, measured; clusters that grow, slow links, input",
+    "bench/": "Benchmarks: this trainer beside others, slow links, input",
     "requirements/": "Locked with hashes: cpu, gpu, dev, docs",
     "tests/": "The same folders as in trainer/, then real clusters and containers",
 }

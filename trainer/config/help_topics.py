@@ -72,7 +72,7 @@ def _row(key: str, owner: Any, name: str) -> tuple[str, str]:
     of = keys.hint(key.split("."))
     values = [f"- {value}: {text}" if text else f"- {value}" for value, text in meanings_of_values(of).items()]
     readers = field.metadata.get("read_by")
-    about = [meaning(owner, field, of), *values, *([f"(read by {', '.join(readers)})"] if readers else [])]
+    about = [meaning(owner, field, of), *values, *([f"(used by {', '.join(readers)})"] if readers else [])]
     return f"{key}={keys.default(key)}", "\n".join(filter(None, about)) or keys.describe(of)
 
 

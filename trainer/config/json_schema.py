@@ -109,7 +109,7 @@ def _meaning(kind: Any, field: Any, of: Any) -> str:
     """Returns the comment of a key, with those of its values, and what reads it."""
     about = meaning(kind, field, of)
     if readers := field.metadata.get("read_by"):
-        about = f"{about} (read by {', '.join(readers)})".strip()
+        about = f"{about} (used by {', '.join(readers)})".strip()
     values = [f"{value}: {text}" for value, text in meanings_of_values(of).items() if text]
     return "\n".join(filter(None, [about, *values]))
 

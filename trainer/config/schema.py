@@ -141,7 +141,7 @@ class Isolate(Enum):
 
     auto = "auto"  # if the system allows it, and neither cluster.addresses nor code of user= may need another network
     always = "always"  # or the run does not start
-    never = "never"  # whoever reaches this machine reaches the tasks
+    never = "never"  # anyone who can reach this machine can reach the tasks
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,14 @@ class ModelConfig:
 
     name: str = MISSING  # the function
     options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
-    # initial values of what matches by name and shape: a run directory, a checkpoint, .keras, .weights.h5 or .npz
+    # source of initial values, matched by name and shape: a run directory, a checkpoint, .keras, .weights.h5 or .npz
     init: str | None = None
     # a name of keras.losses (mean_squared_error, ...) or a function of the file named by user, or a mapping of them by
     # output; default: that of the model's compile(), or sparse_categorical_crossentropy
     loss: Any = None
-    loss_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the loss that is named
-    loss_weights: Any = None  # of each output in the loss: a list, or a mapping by output
-    class_weight: Any = None  # of examples in training, by class, e.g. {0: 1, 1: 5}; classes not named have 1
+    loss_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of that loss
+    loss_weights: Any = None  # weights of the outputs' losses: a list, or a mapping by output
+    class_weight: Any = None  # weights of training examples by class, e.g. {0: 1, 1: 5}; default: 1
     # names of keras.metrics or of the file named by user, or {AUC: {num_thresholds: 50}}, in a list or by output;
     # default: those of the model's compile(), or the accuracy of a classifier
     metrics: Any = None
@@ -214,7 +214,7 @@ class ScheduleConfig:
     staircase: bool = field(default=False, metadata=read_by("exponential"))  # decay only at whole intervals
     # steps from 0 to the peak rate
     warmup_steps: float = field(default=0, metadata=limits(at_least=0) | read_by("cosine"))
-    # share of the peak rate that is left at the end
+    # final rate, as a share of the peak rate
     final_fraction: float = field(default=0.0, metadata=limits(at_least=0, at_most=1) | read_by("cosine"))
 
 
@@ -224,18 +224,18 @@ class PlateauConfig:
 
     # evaluations in a row without a better evaluate.best_metric after which the rate is reduced; default: never
     patience: int | None = field(default=None, metadata=limits(at_least=1))
-    factor: float = field(default=0.1, metadata=limits(above=0, below=1))  # by which the rate is multiplied
-    min_rate: float = field(default=0.0, metadata=limits(at_least=0))  # the peak rate is reduced no further
-    cooldown: int = field(default=0, metadata=limits(at_least=0))  # evaluations after a reduction that do not count
-    min_delta: float = field(default=1e-4, metadata=limits(at_least=0))  # a smaller change is no better
+    factor: float = field(default=0.1, metadata=limits(above=0, below=1))  # multiplies the rate
+    min_rate: float = field(default=0.0, metadata=limits(at_least=0))  # lower bound of the peak rate
+    cooldown: int = field(default=0, metadata=limits(at_least=0))  # evaluations to ignore after a reduction
+    min_delta: float = field(default=1e-4, metadata=limits(at_least=0))  # smaller changes do not count
 
 
 @dataclass(frozen=True)
 class SparseConfig:
     """The update of the rows of sparse layers (`placement.sparse`), with the other settings of the optimizer."""
 
-    name: RowRule = RowRule.same  # the rule; same: that of the optimizer
-    # peak, with the schedule and the plateau of the optimizer; default: that of the optimizer
+    name: RowRule = RowRule.same  # update rule; same: that of the optimizer
+    # peak rate, with the schedule and the plateau of the optimizer; default: that of the optimizer
     learning_rate: float | None = field(default=None, metadata=limits(above=0))
 
 
@@ -244,7 +244,7 @@ class OptimizerConfig:
     """The update of the parameters from the mean gradient."""
 
     name: OptimizerName = MISSING
-    learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak; schedule and plateau scale it
+    learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak rate; schedule, plateau scale it
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
@@ -257,25 +257,25 @@ class OptimizerConfig:
     rho: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("rmsprop"))
     centered: bool = field(default=False, metadata=read_by("rmsprop"))
     initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad", "ftrl"))
-    # the rate falls with the accumulator to this power
+    # the rate is multiplied by the accumulator to this power
     learning_rate_power: float = field(default=-0.5, metadata=limits(at_most=0) | read_by("ftrl"))
-    l1: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength; makes weights zero
+    l1: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength; sets weights to zero
     l2: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength
     l2_shrinkage: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength, by the gradient
     beta: float = field(
         default=0.0, metadata=limits(at_least=0) | read_by("ftrl")
     )  # l2 strength as a share of 1 / rate
-    # a new square's share of the average is the step to this power
+    # the weight of a new square in the average is the step to this power
     beta_2_decay: float = field(default=-0.8, metadata=limits(at_most=0) | read_by("adafactor"))
     epsilon_1: float = field(default=1e-30, metadata=limits(above=0) | read_by("adafactor"))  # added to squares
     epsilon_2: float = field(
         default=1e-3, metadata=limits(above=0) | read_by("adafactor")
-    )  # least root mean square of a parameter
-    # largest root mean square of an update that the rate scales
+    )  # lower bound of a parameter's root mean square
+    # upper bound of the root mean square of an update, before the rate is applied
     clip_threshold: float = field(default=1.0, metadata=limits(above=0) | read_by("adafactor"))
     epsilon: float = field(default=1e-7, metadata=limits(above=0))  # added to the divisor of an adaptive update
-    weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled: share x rate
-    clip_norm: float | None = field(default=None, metadata=limits(above=0))  # largest global norm, over all shards
+    weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled; scaled by the rate
+    clip_norm: float | None = field(default=None, metadata=limits(above=0))  # limit of the norm over all shards
     ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
     # settings for the parameters whose paths a pattern matches (fnmatch), e.g. [{match: [*/bias, *norm*], weight_decay:
     # 0}, {match: embedding/*, learning_rate: 0.0001}, {match: backbone/*, frozen: true}]; a later group overrides
@@ -371,12 +371,12 @@ class PlacementConfig:
     # decay only when it is touched; with sgd and adagrad the result is that of a dense layer
     sparse: list[str] = field(default_factory=list)
     # Embedding layers that take any int64 id: pattern -> capacity in rows (input_dim is ignored).
-    # A row begins when a step first has its id
+    # A row is created when a step first has its id
     growing: dict[str, int] = field(default_factory=dict)
-    # of a pattern in growing -> the updates that must have had an id, the one at hand among them, before its row is
-    # trained; default: 1
+    # pattern in growing -> number of updates with an id, including the current one, from which on its row is trained;
+    # default: 1
     min_count: dict[str, int] = field(default_factory=dict)
-    # of a pattern in growing -> steps without an id after which its row is evicted; default: it stays
+    # pattern in growing -> steps without an id after which its row is evicted; default: never
     max_age: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -410,7 +410,7 @@ class EvaluateConfig:
     best_is: BestIs = BestIs.auto  # whether lower or higher best_metric is better
     # evaluations in a row without a better best_metric after which training ends early; default: never
     patience: int | None = field(default=None, metadata=limits(at_least=1))
-    min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # a smaller change of best_metric is no better
+    min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # smaller changes do not count
     # keep the best evaluated state in best/, and export it instead of the last; default: if evaluate.every is set.
     # With an evaluator task it is always kept, and the last state is exported
     export_best: bool | None = None
@@ -432,8 +432,8 @@ class CheckpointConfig:
 class ExportConfig:
     """The export at the end of a run."""
 
-    # keras, weights, saved_model, onnx, litert; those that are named must be possible, or nothing starts. Default:
-    # keras and saved_model, as far as the model can be written so
+    # keras, weights, saved_model, onnx, litert; a format that the model cannot be written in is refused at the start.
+    # Default: keras and saved_model, if possible
     formats: list[str] = field(default_factory=list)
 
 
@@ -485,7 +485,7 @@ class LaunchConfig:
 
     name: Launch = Launch.local
     ssh: str = "ssh"  # the command that reaches one of cluster.hosts, e.g. "ssh -F config" or "ssh -l training"
-    docker_socket: str = "/var/run/docker.sock"  # launch=docker with cluster.hosts: of the engine, on each host
+    docker_socket: str = "/var/run/docker.sock"  # of Docker on each of cluster.hosts, for launch=docker
     # minutes for which a process that has imported TensorFlow waits for the next command, which then starts sooner;
     # default: $TRAINER_WARM_MINUTES, or 0
     warm_minutes: float | None = field(default=None, metadata=limits(at_least=0))
@@ -498,7 +498,7 @@ class SlurmConfig:
     time: str | None = None  # limit: 30m, 2h, 1d, or as sbatch takes it; default: the partition's
     nodes: int | None = field(default=None, metadata=limits(at_least=1))  # default: as Slurm places the tasks
     cpus_per_task: int | None = field(default=None, metadata=limits(at_least=1))  # default: the partition's
-    gpus_per_worker: int = field(default=0, metadata=limits(at_least=0))  # of its node, for each worker
+    gpus_per_worker: int = field(default=0, metadata=limits(at_least=0))  # of its node, per worker
     # how often a job that was stopped before its last step, by its time limit for example, is queued again
     requeue: int = field(default=10, metadata=limits(at_least=0))
     args: str = ""  # more arguments of sbatch, e.g. "--partition=gpu --account=mine"
@@ -517,7 +517,7 @@ class PrometheusConfig:
     # 0: a free port; default: no endpoint
     port: int | None = field(default=None, metadata=limits(at_least=0, below=65536))
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all
-    discovery: str | None = None  # folder in which each run names its address for Prometheus while it lives
+    discovery: str | None = None  # folder in which each run writes its address for Prometheus while it runs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every key that can be typed: those of a run, and those that one command alone reads."""
+"""Every key that can be typed: those of a run, and those that only one command uses."""
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -15,17 +15,17 @@ Mode = Enum(
         "plan": "plan",  # show what would run where; start nothing
         "sweep": "sweep",  # train with several values of some keys; see sweep
         "status": "status",  # show how far the run in run=PATH is, and what each task does
-        "stop": "stop",  # have the run in run=PATH save a checkpoint and end, and wait for that
-        "continue": "continue",  # start the run in run=PATH again, with its own config, where it stopped
-        "save": "save",  # have the run in run=PATH save a checkpoint now, and wait for that
-        "attach": "attach",  # read parameters of the run in run=PATH while it trains
+        "stop": "stop",  # make the run in run=PATH save a checkpoint and end, and wait for it
+        "continue": "continue",  # restart the run in run=PATH where it stopped, with its own config
+        "save": "save",  # make the run in run=PATH save a checkpoint now, and wait for it
+        "attach": "attach",  # read parameters of the run in run=PATH during training
         "runs": "runs",  # list the runs of a folder; see runs
-        "console": "console",  # a web page of the runs of a folder, from which they are watched and steered
+        "console": "console",  # serve a web page to watch and steer the runs of a folder
         "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
         "export": "export",  # write the model of the run in run=PATH for other programs; see export
         "evaluate": "evaluate",  # compute the loss and the metrics of a checkpoint of the run in run=PATH; see export
         "predict": "predict",  # write the outputs of a checkpoint of the run in run=PATH to a file; see export
-        "log": "log",  # hand the run in run=PATH to loggers
+        "log": "log",  # pass the run in run=PATH to loggers
         "doctor": "doctor",  # check this machine and say how to fix it
         "check": "check",  # verify a finished run: each step counted every replica once
         "chaos": "chaos",  # kill, freeze and cut off tasks while training; compare with an unbroken run
@@ -63,9 +63,9 @@ class ChaosConfig:
     """The faults of trainer chaos, which a run must survive."""
 
     schedule: str = ""  # e.g. "kill worker:2 @40; stop ps:0 @80 for 15s; kill chief @120": one run under all of these
-    random: int = field(default=0, metadata=limits(at_least=0))  # runs of each kind, with one fault at a random step
-    kinds: list[str] = field(default_factory=list)  # of random faults; default: all that are possible in the cluster
-    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed for the moments of the faults
+    random: int = field(default=0, metadata=limits(at_least=0))  # runs per kind, each with one fault at a random step
+    kinds: list[str] = field(default_factory=list)  # kinds of random faults; default: all that the cluster can have
+    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed for the times of the faults
     minutes: float = field(default=0.0, metadata=limits(at_least=0))  # soak: length of one run under random faults
     every_secs: float = field(default=60.0, metadata=limits(above=0))  # soak: seconds between two faults
 
@@ -87,7 +87,7 @@ class PlanConfig:
 class RunsConfig:
     """What trainer runs lists."""
 
-    folder: str = "runs"  # folder whose runs are listed, with those one level below, where sweeps put them
+    folder: str = "runs"  # folder whose runs are listed, including those one level below, as in sweeps
     state: RunState | None = None  # only runs in this state; default: all
     name: str = "*"  # only runs whose directory matches this pattern, e.g. "digits-*"
     sort: RunOrder = RunOrder.started  # ascending: the newest, largest or fastest run is last
@@ -112,10 +112,10 @@ class SweepConfig:
     space: dict[str, Any] = field(default_factory=dict)
     # runs; default: every combination if all keys have lists, else 20
     trials: int | None = field(default=None, metadata=limits(at_least=1))
-    metric: str = "eval_loss"  # of summary.json, by which trials are compared; evaluate.best_is says how
+    metric: str = "eval_loss"  # value of summary.json that ranks trials; see evaluate.best_is
     # successive halving: each round trains the best 1/N of the trials N times as long; default: all to the end
     halving: int | None = field(default=None, metadata=limits(at_least=2))
-    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed of the values that are drawn
+    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed for drawing values
     # trials that train at the same time; more than 1 needs cores_per_trial or gpus_per_trial
     parallel: int = field(default=1, metadata=limits(at_least=1))
     cores_per_trial: int | None = field(default=None, metadata=limits(at_least=1))  # default: an equal share
@@ -158,7 +158,7 @@ class TypedConfig(RunKeys):
     """The config of a command: all keys of a run, and those of commands."""
 
     mode: Mode = Mode.train  # the command, which is typed as the first word: trainer plan
-    target: Target = Target.compose
+    target: Target = Target.compose  # what trainer render writes
     json: bool = False  # trainer status, attach, stop, save and runs: print JSON; --json is short for json=true
     project: str | None = None  # the folder that trainer init FOLDER makes
     export: ExportCommandConfig = field(default_factory=ExportCommandConfig)

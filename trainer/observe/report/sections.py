@@ -128,7 +128,7 @@ def _describe_event(event: RunEvent) -> str:
         case EventKind.start:
             return f"{event.task} started{f' again, attempt {event.attempt + 1}' if event.attempt else ''}"
         case EventKind.exit:
-            return f"{event.task} ended with {event.code}{f': {text}' if text else ''}"
+            return f"{event.task} exited with code {event.code}{f': {text}' if text else ''}"
         case EventKind.restart:
             return f"{event.task} is restarted" if event.scope == "task" else "all tasks are restarted"
     return text.split("\n")[0]
