@@ -1,6 +1,6 @@
 """Shows the progress of a run: a live line and table on a terminal, a plain line every few seconds elsewhere.
 
-Lines of the history, if wanted, replace the line every few seconds, and are printed above the table.
+Lines of the history, if requested, replace the line every few seconds, and are printed above the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOT_CI = ("", "0", "false", "False")  # values of $CI where somebody looks at th
 
 
 class HistoryLines:
-    """Reads what a run adds to its history.jsonl, as text."""
+    """Reads the lines that a run adds to its history.jsonl, as text."""
 
     def __init__(self, path: Path, *, start: int, steps: int, batch: int) -> None:
         """Remembers the file that exists before the tasks start: it may hold steps that will be discarded.
@@ -71,7 +71,7 @@ def _inode(path: Path) -> int | None:
 
 
 def make_progress(course: Course, history: HistoryLines | None = None, *, elapsed_secs: float = 0.0) -> Progress:
-    """Returns a table on a terminal, else lines; with the lines of the history, if wanted.
+    """Returns a table on a terminal, else lines; with the lines of the history, if requested.
 
     Args:
         elapsed_secs: since the command was typed.
@@ -80,14 +80,14 @@ def make_progress(course: Course, history: HistoryLines | None = None, *, elapse
 
 
 def is_interactive() -> bool:
-    """Whether stdout is a terminal on which a line can be drawn again, and somebody looks at it."""
+    """Whether stdout is a terminal that can redraw lines, outside of CI."""
     is_plain = os.environ.get("TERM", "dumb").lower() in ("dumb", "unknown") or os.environ.get("CI", "") not in NOT_CI
     return sys.stdout.isatty() and not is_plain
 
 
 @contextmanager
 def note(text: str) -> Iterator[Note]:
-    """Shows on a terminal what a command is doing until it is done; elsewhere, only if it takes long."""
+    """Shows what a command is doing until it is done; outside a terminal, only if it takes long."""
     shown = Note(text)
     try:
         yield shown
@@ -96,7 +96,7 @@ def note(text: str) -> Iterator[Note]:
 
 
 class Note:
-    """A note of what a command is doing."""
+    """A line that shows what a command is doing."""
 
     def __init__(self, text: str) -> None:
         """Shows the text on a terminal."""
@@ -104,7 +104,7 @@ class Note:
         self._draw(text)
 
     def runs(self, line: str, secs: float) -> None:
-        """Reports the line of the user's code that is running, and for how long; in a log, less and less often."""
+        """Reports the running line of the user's code, and for how long it has run; in a log, less and less often."""
         if secs < (USERS_SECS if line else OWN_SECS):
             return
         text = f"planning has taken {secs:.0f} s{f'; running the user file: {line}' if line else ''}"
@@ -162,7 +162,7 @@ class Progress:
         return standing(tasks, self._course, elapsed_secs=now - self._began, rate=self._rate, now=now)
 
     def say(self, text: str) -> None:
-        """Prints a line; when nobody reads it any more, the run is stopped as by a terminal that closes."""
+        """Prints a line; if the terminal has closed, stops the run."""
         try:
             print(text, flush=True)
         except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Decides whether a task that failed is restarted, how soon, and who with it."""
+"""Decides whether a failed task is restarted, how soon, and which others with it."""
 
 import signal
 import time
@@ -27,7 +27,7 @@ LEFT_BEHIND = (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE)  # codes of tasks 
 
 
 def can_help(code: int, *, has_stepped: bool) -> bool:
-    """Whether restarting a task may help; what fails before the first step would fail again.
+    """Whether restarting a task may help; a failure before the first step would repeat.
 
     Args:
         code: that the task ended with; negative: the signal that ended it.
@@ -44,17 +44,17 @@ def holds_state(plan: Plan, task: str) -> bool:
 
 
 def may_be_left_behind(codes: Iterable[int]) -> bool:
-    """Whether tasks that failed together may all have left because of one that is not among them."""
+    """Whether tasks that failed together may all have exited because of a task that is not among them."""
     return all(code in LEFT_BEHIND for code in codes)
 
 
 def find_cause(codes: Mapping[str, int], plan: Plan) -> str:
-    """Of tasks that failed together, the one whose failure explains the others'."""
+    """Returns the task whose failure explains those of the others that failed with it."""
     return min(codes, key=lambda task: (codes[task] in LEFT_BEHIND, not holds_state(plan, task)))
 
 
 class Budget:
-    """How often each task may be restarted; the pause before it doubles each time."""
+    """The restarts that each task may have; the pause before each doubles."""
 
     def __init__(self, config: RestartConfig) -> None:
         self._config = config
@@ -62,10 +62,10 @@ class Budget:
         self.total: dict[str, int] = {}  # by task, of those that were restarted
 
     def spend(self, task: str, now: float) -> float | None:
-        """Seconds to wait before a task is restarted; None if it has used up its restarts.
+        """Returns the seconds to wait before a task is restarted; None if it has used up its restarts.
 
         Args:
-            now: seconds, of a clock that only rises.
+            now: monotonic seconds.
         """
         recent = self.recent(task, now)
         if len(recent) >= self.allowed(task):
@@ -75,17 +75,17 @@ class Budget:
         return self._config.delay_secs * 2 ** len(recent)
 
     def recent(self, task: str, now: float) -> list[float]:
-        """When a task was restarted within the window."""
+        """Returns the times of a task's restarts within the window."""
         return [at for at in self._restarts.get(task, []) if now - at <= self._config.window_secs]
 
     def allowed(self, task: str) -> int:
-        """Restarts within the window."""
+        """Returns the restarts allowed within the window."""
         own = self._config.max_of
         return own.get(task, own.get(task.partition(":")[0], self._config.max))
 
 
 class Restarts:
-    """Schedules the next attempts of tasks that failed: each alone, or all tasks together from a checkpoint."""
+    """Schedules the next attempts of failed tasks: each alone, or all tasks together from a checkpoint."""
 
     def __init__(self, config: RestartConfig, plan: Plan, attempts: Attempts, say: Callable[[str], None]) -> None:
         self._plan, self._attempts, self._say = plan, attempts, say
@@ -117,7 +117,7 @@ class Restarts:
         return None
 
     def due(self) -> list[Attempt]:
-        """Returns the attempts whose tasks are to be started again now."""
+        """Returns the attempts whose tasks shall be restarted now."""
         now = time.monotonic()
         if self._all_restart_at is not None:
             if any(attempt.code is None for attempt in self._attempts):
@@ -128,7 +128,7 @@ class Restarts:
         return [attempt for attempt in self._attempts if attempt.restarts_at is not None and now >= attempt.restarts_at]
 
     def _must_all_restart(self, codes: Mapping[str, int]) -> bool:
-        """Whether a task that failed, or one that has ended already, held a part of the state."""
+        """Whether a failed task, or one that has already ended, held a part of the state."""
         ended = [name for name, attempt in self._attempts.current.items() if attempt.code == exit_codes.OK]
         is_incomplete = exit_codes.INCOMPLETE in codes.values()
         is_all_evaluators = all(name.startswith("evaluator") for name in codes)
@@ -177,7 +177,7 @@ class Restarts:
 
 
 def _reason(attempt: Attempt) -> str:
-    """Returns what ended an attempt, in a word: the name of a signal, or an exit code."""
+    """Describes what ended an attempt: the name of a signal, or an exit code."""
     return SIGNALS.get(attempt.code or 0, f"exit {attempt.code}")
 
 

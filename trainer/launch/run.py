@@ -1,4 +1,4 @@
-"""A run from its first task to its last: where it resumes, its progress, its summary and its exit code."""
+"""Runs a plan from its first task to its last: resumes it, shows progress, writes the summary."""
 
 import json
 import shutil
@@ -44,8 +44,8 @@ def supervise(
         directory: whose lease the caller holds.
         plan: with the addresses by which this process reaches the tasks' pages.
         started_at: when the command was typed (Unix time, seconds).
-        plan_of_tasks: the plan as the tasks see it, where that differs.
-        faults: breaks things on purpose.
+        plan_of_tasks: the plan as the tasks see it, if that differs.
+        faults: hooks that inject faults.
 
     Returns:
         0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
@@ -123,7 +123,7 @@ def _breaking(faults: FaultHooks | None, plan: Plan) -> Iterator[None]:
 
 
 def _merge_profile(directory: RunDirectory) -> profile.MergedProfile | None:
-    """Returns the profile of all tasks; a disk without room for its trace does not spoil a run."""
+    """Returns the profile of all tasks; a disk without space for its trace does not fail the run."""
     try:
         return profile.merge(directory)
     except OSError as error:
@@ -132,7 +132,7 @@ def _merge_profile(directory: RunDirectory) -> profile.MergedProfile | None:
 
 
 def _write_report(directory: RunDirectory) -> None:
-    """Writes report.html; whatever is wrong with it does not spoil the run."""
+    """Writes report.html; an error does not fail the run."""
     try:
         page.write(directory.path, is_over=True)
     except Exception as error:
@@ -147,7 +147,7 @@ def _complete_summary(
     measured: profile.MergedProfile | None,
     waits: Waits,
 ) -> dict[str, Any]:
-    """Adds what only the launcher knows to the summary that the chief wrote, if it got that far."""
+    """Adds what only the launcher knows to the chief's summary, if there is one."""
     summary = runs.read_summary(directory)
     summary["run_dir"] = str(directory.path)  # tasks may have seen it elsewhere
     if any(attempt.task.job == "evaluator" for attempt in attempts):

@@ -1,4 +1,4 @@
-"""Draws a run for a terminal of some size: one line that lives, and below it a table that fits."""
+"""Draws a run on a terminal: a live progress line, and below it a table that fits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ GAP = "  "
 def draw(
     tasks: Sequence[TaskView], course: Course, stands: Standing, console: Console, *, is_over: bool = False
 ) -> RenderableType:
-    """Returns the run, at most as wide and high as the console; of one that is over, only what went wrong."""
+    """Draws the run within the console's size; a run that has ended shows only its failures."""
     width, height = console.size
     if is_over and stands.phase is TaskState.stopping:
         stands = replace(stands, phase=TaskState.stopped)
@@ -35,7 +35,7 @@ def draw(
 def header(
     tasks: Sequence[TaskView], course: Course, stands: Standing, width: int, *, is_ascii: bool = False
 ) -> list[Text]:
-    """Returns the line that lives, or two where the terminal is too narrow for one."""
+    """Returns the progress line, or two lines on a narrow terminal."""
     if stands.phase is TaskState.starting:
         parts = ["starting", view.duration(stands.elapsed_secs), view.awaited(tasks)]
         return [_cut(Text(GAP.join(filter(None, parts)), style="bold"), width)]
@@ -58,7 +58,7 @@ def header(
 
 
 def _bar(share: float, width: int, *, is_ascii: bool) -> Text:
-    """Filled and empty differ without colours too; nothing where there is no room."""
+    """Returns a bar whose two parts differ without colours too; empty if there is no room."""
     if width < MIN_BAR:
         return Text()
     full, empty = ("#", ".") if is_ascii else ("━", "─")
@@ -73,7 +73,7 @@ def _cut(text: Text, width: int) -> Text:
 
 
 def table(rows: Sequence[view.Row], furthest: int, width: int) -> Table:
-    """Returns a line for each row; columns that a narrow terminal has no room for are left out."""
+    """Returns a line for each row; columns that do not fit are left out."""
     headings = [name for name in ("step", "examples/s", "wait", "memory") if width >= NEEDS[name]]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     longest = max((len(row.name) for row in rows), default=0)

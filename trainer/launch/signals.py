@@ -11,7 +11,7 @@ SAME_SIGNAL_SECS = 1.0
 
 
 class Signals:
-    """Collects Ctrl-C, SIGTERM and SIGHUP: the first is to stop a run cleanly, the second at once."""
+    """Collects Ctrl-C, SIGTERM and SIGHUP: the first stops a run cleanly, the second at once."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []  # in the order received
@@ -25,7 +25,7 @@ class Signals:
         return self
 
     def receive(self, number: int) -> None:
-        """Records a signal; one that a wrapper forwards a second time counts once."""
+        """Records a signal; a signal that a wrapper forwards again counts once."""
         now = time.monotonic()
         if number == signal.SIGHUP:
             discard_output()

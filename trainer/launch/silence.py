@@ -22,7 +22,7 @@ STUCK_SECS = 3.0  # to write stacks, and for newer pages to arrive
 
 
 class PageReader:
-    """Reads the status pages of the living tasks in threads, so that a frozen task delays nobody."""
+    """Reads the status pages of living tasks in threads, so that a frozen task delays no other."""
 
     def __init__(self, attempts: Attempts, heartbeat_secs: float) -> None:
         self._attempts = attempts
@@ -53,7 +53,7 @@ class PageReader:
 
 
 class SilenceWatch:
-    """Kills tasks that are silent or stuck, after they have had the time to write their stacks into their logs."""
+    """Kills tasks that are silent or stuck, after giving them time to write their stacks to their logs."""
 
     def __init__(self, attempts: Attempts, plan: Plan, timeouts: TimeoutsConfig) -> None:
         self._attempts, self._plan, self._timeouts = attempts, plan, timeouts
@@ -81,9 +81,9 @@ class SilenceWatch:
         self._kill_stuck(alive, now)
 
     def is_host_silent(self) -> bool:
-        """Whether a task that holds state has been silent for so long that others may have left because of it.
+        """Whether a task that holds state has been silent for so long that others may have exited because of it.
 
-        A task that outlives its SIGKILL does not count: what hangs in a driver or a file system may do so for ever.
+        A task that outlives its SIGKILL does not count: it may hang in a driver or a file system forever.
         """
         now, limit = time.monotonic(), self._timeouts.heartbeat_secs
         hosts = [attempt for name, attempt in self._attempts.current.items() if holds_state(self._plan, name)]
@@ -91,7 +91,7 @@ class SilenceWatch:
         return any(max(SILENT_SECS, limit / 2) < secs < limit + STACKS_SECS + STUCK_SECS for secs in silences)
 
     def _kill_stuck(self, alive: Mapping[str, Attempt], now: float) -> None:
-        """Kills tasks that a step waits for too long, if it still does some moments later."""
+        """Kills tasks that a step has waited for too long, if it still waits some moments later."""
         pages = [attempt.page for attempt in alive.values() if attempt.page]
         self._had_no_data_at |= {name: now for name, one in alive.items() if one.state is TaskState.waiting_for_data}
         had_no_data = {name for name, at in self._had_no_data_at.items() if now - at < self._timeouts.step_secs}
@@ -120,7 +120,7 @@ class SilenceWatch:
         return page is not None and waits and limit is not None and page.data_secs > limit
 
     def _is_stuck(self, attempt: Attempt) -> bool:
-        """Whether a worker that a step waits for too long is in a state that should not take so long."""
+        """Whether a worker that a step has waited for is in a state that should not take this long."""
         if attempt.page is None or attempt.page.state is not TaskState.training:
             return False
         has_compiled = attempt.page.first_step_at is not None

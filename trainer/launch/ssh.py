@@ -1,4 +1,4 @@
-"""The command that reaches a host, with the options that a program needs which cannot type a password."""
+"""Builds the command that reaches a host, with options for a program that cannot type a password."""
 
 import shlex
 from pathlib import Path
@@ -11,6 +11,6 @@ OPTIONS = (
 
 
 def command(launch_ssh: str) -> list[str]:
-    """The words before the host, from the text of `launch.ssh`; another program than ssh gets no options of ssh."""
+    """Returns the words before the host, from `launch.ssh`; programs other than ssh get no options."""
     words = shlex.split(launch_ssh)
     return [*words, *(OPTIONS if Path(words[0]).name == "ssh" else ())]

@@ -1,4 +1,4 @@
-"""Writes status.json: what the launcher knows of a run and its tasks, about four times a second."""
+"""Writes the launcher's view of a run and its tasks to status.json, about four times a second."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ class StatusFile:
     """The status.json of one launch."""
 
     def __init__(self, directory: RunDirectory, plan: Plan, started_at: float) -> None:
-        """Collects what stays the same.
+        """Collects the values that stay the same.
 
         Args:
             started_at: when the command was typed, Unix time, seconds.

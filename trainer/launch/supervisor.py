@@ -1,4 +1,4 @@
-"""Follows the tasks of a run until all have ended: restarts, signals of the user, stalls, faults on purpose."""
+"""Follows the tasks of a run until all have ended: restarts, signals, stalls, injected faults."""
 
 import math
 import signal
@@ -71,7 +71,7 @@ class Supervisor:
         self._stall_said_at = -math.inf
 
     def run(self) -> RunOutcome:
-        """Returns when no task is left."""
+        """Supervises the run until no task is left."""
         try:
             return self._run()
         finally:
@@ -104,7 +104,7 @@ class Supervisor:
         return RunOutcome(failed, self._restarts.budget.total, self._first_step_at)
 
     def _poll_secs(self) -> float:
-        """Returns how long to wait for an event: until the next look at the pages, or the next restart."""
+        """Returns how long to wait for an event: until the next poll of the pages, or the next restart."""
         now = time.monotonic()
         pauses = [attempt.restarts_at - now for attempt in self.attempts if attempt.restarts_at is not None]
         return min([FAULTS_POLL_SECS if self._faults else POLL_SECS, *(secs for secs in pauses if secs > 0)])
@@ -113,7 +113,7 @@ class Supervisor:
         self.attempts.start(name, number, self._faults.environment(name) if self._faults else {})
 
     def _handle_failures(self) -> Failure | None:
-        """Has failed tasks restarted; returns the failure that ends the run, if one does."""
+        """Schedules restarts of failed tasks; returns the failure that ends the run, if one does."""
         failed = self._failed()
         if self._restarts.is_ending_all or not failed:
             return None
@@ -140,7 +140,7 @@ class Supervisor:
         return self._stop_by is not None or any(one.is_stopping for one in self.attempts if one.trains)
 
     def _obey_requests(self) -> None:
-        """Does what other commands ask of the run, or of one of its tasks."""
+        """Obeys requests of other commands to the run, or to one of its tasks."""
         if not requests.pending(self._directory):
             return
         if requests.take(self._directory, Request.stop) and not self._signals.numbers:  # a second signal would kill
@@ -153,7 +153,7 @@ class Supervisor:
                 self.attempts.signal(name, signal.SIGKILL)
 
     def _obey_signals(self) -> None:
-        """The first signal asks every task to save and leave; the second kills them."""
+        """Obeys signals: the first asks every task to save and exit, the second kills them."""
         if len(self._signals.numbers) == self._obeyed:
             return
         self._obeyed = len(self._signals.numbers)
@@ -191,7 +191,7 @@ class Supervisor:
             attempt.was_given_up = attempt.was_given_up or attempt.code is None
 
     def _show(self) -> None:
-        """Passes the newest pages on: to the progress, to status.json, and to the reports of stalled and slow tasks."""
+        """Passes the newest pages to the progress, to status.json, and to the reports of stalled and slow tasks."""
         current = self.attempts.current
         pages = {name: attempt.page for name, attempt in current.items() if attempt.page}
         first_steps = [page.first_step_at for page in pages.values() if page.first_step_at]

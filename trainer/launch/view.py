@@ -1,4 +1,4 @@
-"""What there is to see of a run: how far it is, what each task does, and which tasks need attention. Pure."""
+"""Describes the state of a run: its progress, what each task does, and which tasks need attention. Pure."""
 
 import math
 from collections import Counter, deque
@@ -30,7 +30,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class TaskView:
-    """One task, as the launcher knows it."""
+    """The state of one task, as the launcher knows it."""
 
     name: str
     state: TaskState
@@ -49,7 +49,7 @@ class TaskView:
 
 @dataclass(frozen=True)
 class Course:
-    """What a run is to do."""
+    """The goal of a run: its steps and batches."""
 
     steps: int
     start: int = 0  # global step that it (re)starts at
@@ -65,7 +65,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands."""
+    """The current progress of a run."""
 
     step: int
     elapsed_secs: float
@@ -77,7 +77,7 @@ class Standing:
     phase: TaskState = TaskState.training  # or starting, stopping, saving, evaluating, exporting, done
 
     def values(self) -> list[str]:
-        """Loss, metrics and the learning rate."""
+        """Formats loss, metrics and the learning rate."""
         named = dict(list((self.metrics or {}).items())[:MAX_METRICS])
         loss = {} if self.loss is None else {"loss": self.loss}
         rate = [] if self.learning_rate is None else [f"rate {self.learning_rate:.3g}"]
@@ -85,13 +85,13 @@ class Standing:
 
 
 class StepRate:
-    """How fast the global step rises; the clock is passed in, seconds that only rise."""
+    """Measures the rate of the global step, with monotonic times that are passed in."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def poll(self, step: int, now: float) -> None:
-        """Takes in the present step; one that has gone back begins anew."""
+        """Records the current step; a lower step starts the measurement again."""
         if self._seen and step < self._seen[-1][1]:
             self._seen.clear()
         if step > 0 and (not self._seen or step > self._seen[-1][1]):
@@ -100,7 +100,7 @@ class StepRate:
             self._seen.popleft()
 
     def left_secs(self, steps: int, now: float) -> float | None:
-        """Seconds until `steps` is reached; None if too little was seen."""
+        """Returns the seconds until `steps` is reached; None if too few steps were measured."""
         if len(self._seen) < 2 or self._seen[-1][1] >= steps:
             return None
         (began, first), (_, last) = self._seen[0], self._seen[-1]
@@ -108,7 +108,7 @@ class StepRate:
 
 
 def standing(tasks: Sequence[TaskView], course: Course, *, elapsed_secs: float, rate: StepRate, now: float) -> Standing:
-    """Returns where the run stands; takes the step in."""
+    """Returns the current progress, recording the step."""
     workers = [task.page for task in tasks if task.job == "worker" and task.page]
     chief = next((task for task in tasks if task.name == "worker:0"), None)
     page = (chief.page if chief else None) or next(iter(workers), None)
@@ -130,7 +130,7 @@ def standing(tasks: Sequence[TaskView], course: Course, *, elapsed_secs: float, 
 
 
 def line(tasks: Sequence[TaskView], course: Course, stands: Standing) -> str:
-    """Returns the run on one line."""
+    """Describes the run on one line."""
     if stands.phase is TaskState.starting:
         return f"starting: {_states(tasks)}"
     workers = [task for task in tasks if task.job == "worker" and task.page]
@@ -141,7 +141,7 @@ def line(tasks: Sequence[TaskView], course: Course, stands: Standing) -> str:
 
 
 def _doing(workers: Sequence[TaskView], stands: Standing) -> list[str]:
-    """Describes how fast a run trains and what it waits for, or what it does instead."""
+    """Describes the speed of a run and what it waits for, or what it does instead."""
     if stands.phase not in STEPPING:
         chief = next((task.page for task in workers if task.name == "worker:0"), None)
         return [_evaluating(chief) if chief and stands.phase is TaskState.evaluating else stands.phase.value]
@@ -173,18 +173,18 @@ def _states(tasks: Sequence[TaskView]) -> str:
 
 
 def summary(tasks: Sequence[TaskView]) -> str:
-    """Returns what the tasks of a job do: 15 training, 1 restarting."""
+    """Summarises the tasks of a job: 15 training, 1 restarting."""
     return ", ".join(f"{count} {state}" for state, count in Counter(task.state_text for task in tasks).most_common())
 
 
 def slowest_of(workers: Sequence[TaskView]) -> TaskView | None:
-    """Returns the worker that waits least, so that the others wait for it; None of fewer than two."""
+    """Returns the worker that waits least, for which the others wait; None for fewer than two workers."""
     stepping = [task for task in workers if task.page]
     return min(stepping, key=lambda task: task.page.wait_fraction if task.page else 0.0) if len(stepping) > 1 else None
 
 
 def awaited(tasks: Sequence[TaskView]) -> str:
-    """Returns what a run that starts waits for: the few tasks that have not come up yet, or its first step."""
+    """Describes what a starting run waits for: tasks that have not come up yet, or its first step."""
     behind = [task.name for task in tasks if task.state is TaskState.starting]
     if tasks and all(meaning(task) == WORKING for task in tasks if task.job != "evaluator"):
         return "first step"
@@ -192,12 +192,12 @@ def awaited(tasks: Sequence[TaskView]) -> str:
 
 
 def meaning(task: TaskView) -> str:
-    """Whether a state is of a task that is broken, delayed, busy, working or has ended."""
+    """Classifies a state: broken, delayed, busy, working or ended."""
     return MEANINGS.get(task.state, BUSY)
 
 
 def attention(task: TaskView, tasks: Sequence[TaskView], *, is_starting: bool) -> str | None:
-    """Returns why somebody should look at a task; None if nobody need."""
+    """Returns why a task needs attention; None if it does not."""
     if meaning(task) in (BROKEN, DELAYED):
         return task.state_text
     if meaning(task) == ENDED:
@@ -213,7 +213,7 @@ def attention(task: TaskView, tasks: Sequence[TaskView], *, is_starting: bool) -
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: a task, or all tasks of a job."""
+    """A row of the table: one task, or all tasks of a job."""
 
     name: str
     state: str
@@ -262,7 +262,7 @@ def _job_row(job: str, own: Sequence[TaskView], tasks: Sequence[TaskView], *, is
 
 
 def cells(row: Row, furthest: int) -> dict[str, str]:
-    """Returns the numbers of a row, by heading; a task that has ended may have shown its page before the last step."""
+    """Returns the numbers of a row, by heading; the last page of an ended task may be older than its last step."""
     pages = row.pages()
     if not pages:
         return {}
@@ -278,7 +278,7 @@ def cells(row: Row, furthest: int) -> dict[str, str]:
 
 
 def duration(secs: float) -> str:
-    """0:07, 12:30, 3:05:00, 2 d 03:05."""
+    """Formats a duration: 0:07, 12:30, 3:05:00, 2 d 03:05."""
     minutes, seconds = divmod(int(secs), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 24:

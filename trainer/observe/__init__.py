@@ -1,1 +1,1 @@
-"""Who is up, and where time and operations went."""
+"""Observes who is up, and where time and operations went."""

@@ -17,7 +17,7 @@ Leave = Callable[[int, str], None]  # ends the process, with an exit code and th
 
 
 class Heartbeats:
-    """When each peer that a task needs last answered; the clock is passed in, seconds that only rise."""
+    """Records when each peer that a task needs last answered, with monotonic times that are passed in."""
 
     def __init__(self, me: str, peers: Iterable[Task], *, timeout_secs: float, now: float) -> None:
         self._me, self._timeout_secs = me, timeout_secs
@@ -26,7 +26,7 @@ class Heartbeats:
         self._started_at: dict[str, float] = {}
 
     def hear(self, name: str, page: TaskPage | None, now: float, *, loses: bool = True) -> tuple[int, str] | None:
-        """Takes in a peer's status page, or None if it did not answer.
+        """Records a peer's status page, or None if it did not answer.
 
         Args:
             loses: whether a restarted peer loses state; not before one was loaded.

@@ -1,4 +1,4 @@
-"""Templates of pages that need no script, no font and no other file."""
+"""Renders templates of pages that need no script, no font and no other file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def template(path: str, package: str | None = None) -> Template:
-    """Returns the template at a path below this folder; style.css.j2 has what all pages look like.
+    """Returns the template at a path below this folder; style.css.j2 is the style of all pages.
 
     Args:
-        package: that has it in its folder `templates`, where another does.
+        package: another one that has it in its folder `templates`.
     """
     return _environment(package).get_template(path)
 

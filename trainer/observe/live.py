@@ -1,4 +1,4 @@
-"""Reads a run that is under way: its status, and parameters as they are now.
+"""Reads a running run: its status, and its current parameters.
 
 from trainer.observe.live import attach
 
@@ -23,19 +23,19 @@ POLL_SECS = 0.02
 
 
 class NotRunningError(TrainerError):
-    """What was asked needs a run that is under way."""
+    """The request needs a running run."""
 
     exit_code = exit_codes.UNAVAILABLE
 
 
 class LiveRun:
-    """A run in a directory that this machine sees, too."""
+    """A run in a directory that this machine can read."""
 
     def __init__(self, path: Path) -> None:
         self._directory = RunDirectory(path)
 
     def status(self) -> RunFacts:
-        """Returns how far it is, from its files."""
+        """Returns the progress of the run, from its files."""
         return runs.read(self._directory.path)
 
     def parameters(self, *patterns: str, timeout_secs: float = 300.0) -> tuple[int, dict[str, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""Reads what this machine has: cores, memory, GPUs, limits of its control groups. Imports no TensorFlow."""
+"""Reads the resources of this machine: cores, memory, GPUs, limits of control groups. Imports no TensorFlow."""
 
 import os
 import re
@@ -22,7 +22,7 @@ ROOT = Path("/")  # tests give a folder of their own
 
 @dataclass(frozen=True)
 class CgroupLimits:
-    """What the control groups of this process allow it: of all groups around it the tightest; None: no limit."""
+    """The tightest limits of all control groups around this process; None: no limit."""
 
     cores: float | None = None
     memory_bytes: int | None = None
@@ -31,7 +31,7 @@ class CgroupLimits:
 
 
 def this_machine(*, with_gpu_memory: bool = False) -> Machine:
-    """Cores, files and threads that this process may use, NVIDIA GPUs, and the versions of TensorFlow and Keras.
+    """Returns the cores, files and threads of this process, NVIDIA GPUs, and versions of TensorFlow and Keras.
 
     Args:
         with_gpu_memory: also asks nvidia-smi for the memory of each GPU, which takes up to a second.
@@ -61,7 +61,7 @@ def _memory_of_machine() -> int | None:
 
 
 def memory_of_gpus() -> tuple[int, ...]:
-    """MiB of each GPU, in the order of their indices; empty where nvidia-smi is missing, slow or does not know."""
+    """Returns MiB of each GPU, by index; empty if nvidia-smi is missing, slow or does not know."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         listed = subprocess.run(
@@ -73,7 +73,7 @@ def memory_of_gpus() -> tuple[int, ...]:
 
 
 def version_of(distribution: str) -> str | None:
-    """Returns the installed version; none if it is not installed under that name."""
+    """Returns the installed version; None if there is no such distribution."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -92,7 +92,7 @@ def is_local(host: str) -> bool:
 
 
 def usable_cores(limit: float | None, allowed: int | None = None) -> int:
-    """Whole cores that this process may use, at least one: those it may be scheduled on, up to its groups' limit."""
+    """Returns the whole cores of this process, at least one: those it may be scheduled on, up to its groups' limit."""
     if allowed is None:
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return allowed if limit is None else max(1, min(allowed, int(limit)))
@@ -119,13 +119,13 @@ def cgroup_limits(root: Path = ROOT) -> CgroupLimits:
 
 
 def memory_info(root: Path = ROOT) -> dict[str, int]:
-    """Bytes by name, as /proc/meminfo lists them; empty on other systems than Linux."""
+    """Returns bytes by name, as in /proc/meminfo; empty on systems other than Linux."""
     lines = re.findall(r"^(\w+):\s+(\d+) kB$", read(root / "proc/meminfo"), re.MULTILINE)
     return {name: int(kib) * 1024 for name, kib in lines}
 
 
 def _cgroup_folders(root: Path) -> list[Path]:
-    """Folders that may hold limits of this process, outermost last.
+    """Returns the folders that may hold limits of this process, outermost last.
 
     A container often sees its own group as the root, so the root is always among them.
     """
@@ -144,7 +144,7 @@ def _cgroup_folders(root: Path) -> list[Path]:
 
 
 def _quota(text: str) -> float | None:
-    """Cores, from "quota period" in microseconds."""
+    """Returns cores, from "quota period" in microseconds."""
     quota, _, period = " ".join(text.split()).partition(" ")
     if not (quota.isdigit() and period.isdigit() and int(period)):  # "max" in v2, -1 in v1
         return None
@@ -152,13 +152,13 @@ def _quota(text: str) -> float | None:
 
 
 def _memory_used(usage: str, stat: str) -> int:
-    """Bytes that a group cannot give back: all that it uses but idle cached files."""
+    """Returns the bytes that a group cannot reclaim: everything except idle cached files."""
     idle = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)[-1:]  # v1: the total comes after
     return max(0, int(usage) - sum(map(int, idle))) if usage.strip().isdigit() else 0
 
 
 def _threads(of_cgroups: int | None) -> int | None:
-    """Returns the least of the limits of the kernel, of the control groups, and of this user if it has one."""
+    """Returns the lowest limit of threads: of the kernel, the control groups, or this user."""
     limits = [_number(ROOT / "proc/sys/kernel/pid_max"), of_cgroups]
     if os.geteuid() != 0:
         of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
@@ -185,6 +185,6 @@ def read(path: Path) -> str:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed since it started because memory ran out; 0 if it does not count them."""
+    """Returns the processes that the kernel has killed for lack of memory; 0 if it does not count them."""
     counts = dict(line.split() for line in read(ROOT / "proc/vmstat").splitlines())
     return int(counts.get("oom_kill", 0))

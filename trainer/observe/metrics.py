@@ -1,4 +1,4 @@
-"""Status pages as metrics in Prometheus's text format: of one task, or of a whole run.
+"""Formats status pages as Prometheus metrics: of one task, or of a whole run.
 
 Labels are run, role and index: `job` and `instance` are Prometheus's own, and it would rename ours.
 """
@@ -51,7 +51,7 @@ SERIES = (
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """What only the launcher knows of a run."""
+    """The metrics that only the launcher knows."""
 
     run: str  # path of the run directory
     facts: Mapping[str, str]  # cluster, strategy, model, ...
@@ -60,7 +60,7 @@ class RunMetrics:
 
 
 def text(pages: Iterable[TaskPage], of_run: RunMetrics | None = None) -> bytes:
-    """Returns the metrics of some tasks; numbers that are not known yet are left out."""
+    """Returns the metrics of tasks; numbers that are not known yet are left out."""
     registry = CollectorRegistry()
     registry.register(_Collector(list(pages), of_run))
     return generate_latest(registry)

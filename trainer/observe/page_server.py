@@ -42,7 +42,7 @@ class PageServer6(PageServer):
 
 @contextmanager
 def short_name(path: str) -> Iterator[str]:
-    """Yields a name by which a socket is bound or reached: its path, or on Linux a shorter name if that is too long."""
+    """Yields a name to bind or reach a socket: its path, or on Linux a shorter name if the path is too long."""
     if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
         yield path
         return
@@ -72,7 +72,7 @@ def handler(pages: Mapping[str, Page], hosts: Collection[str] = ()) -> type[Base
 
     Args:
         pages: by path.
-        hosts: names by which this server is reached, beside localhost, the machine's own, and any IP address. A request
+        hosts: names of this server, besides localhost, the machine's name, and any IP address. A request
             for another name is refused: a page in a browser may have sent it, under a name that leads to this machine.
     """
 

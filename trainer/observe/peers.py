@@ -54,10 +54,10 @@ def read_status(control: str, *, timeout_secs: float, reader: str = "") -> TaskP
     """Reads the status page at "host:port", or at "unix:PATH".
 
     Args:
-        reader: who asks; `LAUNCHER`, or nobody in particular.
+        reader: `LAUNCHER`, or empty for any other reader.
 
     Raises:
-        OSError, ValueError: if nobody answers there, or something else does.
+        OSError, ValueError: if nothing answers there, or something else does.
     """
     kind = _UnixConnection if control.startswith(UNIX) else http.client.HTTPConnection
     connection = kind(control, timeout=timeout_secs)
@@ -73,7 +73,7 @@ def read_status(control: str, *, timeout_secs: float, reader: str = "") -> TaskP
 
 
 def try_status(control: str, timeout_secs: float, reader: str = "") -> TaskPage | None:
-    """Reads a status page; None if it does not answer: the task is not up yet, busy, leaving, or frozen."""
+    """Reads a status page; None if it does not answer: the task is not up yet, busy, exiting, or frozen."""
     try:
         return read_status(control, timeout_secs=timeout_secs, reader=reader)
     except (OSError, ValueError):
@@ -96,7 +96,7 @@ def roll_call(
         until: the field of a status page that says whether a peer is up: `is_listening` or `is_ready`.
         may_be_silent: a peer that listens but does not answer counts as up; it has answered before, and is busy.
 
-    Another task at a peer's address is one that has left it, or will soon: names and addresses are used again, and
+    Another task at a peer's address has left it, or will soon: names and addresses are reused, and
     resolvers remember them for a while.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Reads what a run directory tells of its run, under way or ended: for the tables and the report.
+"""Reads the facts of a run, running or ended, from its directory, for tables and the report.
 
-Nothing is asked of the run's processes, so any host that shares the directory can read it.
+It asks no process of the run, so any host that shares the directory can read it.
 """
 
 import functools
@@ -31,7 +31,7 @@ FILES = ("config", "plan", "history", "evaluation", "summary", "status")  # from
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run, in numbers and words; None: nobody knows, or not yet."""
+    """The facts of one run; None: unknown, or not known yet."""
 
     path: str
     state: str  # one of STATES
@@ -68,7 +68,7 @@ def is_run(path: Path) -> bool:
 
 
 def find(folder: Path) -> list[Path]:
-    """Returns the directories of the runs in a folder, and one level below it, as sweeps have them; sorted."""
+    """Returns the run directories in a folder, and one level below it, as in sweeps; sorted."""
     entries = [entry for entry in _entries(folder) if not is_run(entry)]
     inner = [entry for parent in entries for entry in _entries(parent) if is_run(entry)]
     return sorted([*(entry for entry in _entries(folder) if is_run(entry)), *inner])
@@ -81,7 +81,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def read(path: Path, *, is_over: bool = False) -> RunFacts:
-    """Reads a run directory; what is missing, or half written by a run that was killed, is left out.
+    """Reads a run directory; missing files, and those half written by a killed run, are left out.
 
     Args:
         is_over: whether the run has ended, although its launcher still uses the directory.
@@ -98,10 +98,10 @@ def read(path: Path, *, is_over: bool = False) -> RunFacts:
 
 
 def _facts(directory: RunDirectory, owner: int | None, files: Mapping[str, Mapping[str, Any]]) -> RunFacts:
-    """Combines what the files say; those of a run that was killed may be empty.
+    """Combines the contents of the files; those of a killed run may be empty.
 
     Raises:
-        DAMAGED: if a value is not of the type that a run writes.
+        DAMAGED: if a value does not have the type that a run writes.
     """
     config, plan, status, summary = (files[name] for name in ("config", "plan", "status", "summary"))
     history, evaluation = files["history"], files["evaluation"]
@@ -194,16 +194,16 @@ def _phase(pages: Mapping[str, TaskPage], chief: TaskPage | None) -> str:
 
 
 def pages_of(status: Mapping[str, Any]) -> dict[str, TaskPage]:
-    """Returns the last page of each task, by its name, from what the launcher wrote.
+    """Returns the last page of each task, by its name, from the launcher's status file.
 
     Raises:
-        DAMAGED: if one of them is no page.
+        DAMAGED: if one of them is not a page.
     """
     return {name: TaskPage.from_json(page) for name, page in status.get("tasks", {}).items()}
 
 
 def disk_nbytes(path: Path) -> int:
-    """Bytes that a run directory takes on its disk; a file with several names, as checkpoints share, counts once."""
+    """Returns the bytes of a run directory on disk; files with several names, as in checkpoints, count once."""
     seen: dict[tuple[int, int], int] = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -223,7 +223,7 @@ def read_status(directory: RunDirectory) -> dict[str, Any]:
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """Returns what is known of a run that has ended; empty of others."""
+    """Returns the summary of a run that has ended; empty for others."""
     return read_json(directory.summary)
 
 
@@ -236,7 +236,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=2000)
 def _parse_yaml(path: Path, modified_ns: int) -> dict[str, Any]:
-    """Returns the mapping in a file, which is parsed once for as long as it stays as it is."""
+    """Returns the mapping in a file, which is parsed again only when it has changed."""
     text = path.read_bytes()
     if len(text) > yaml_files.MAX_BYTES:
         raise ValueError(f"{path} is not a config")

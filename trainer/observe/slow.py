@@ -10,7 +10,7 @@ SLOW_SECS = 10.0  # it is reported when it has been slow for this long
 
 
 class SlowWorkers:
-    """Follows how long the workers compute; the clock is passed in, seconds that only rise."""
+    """Tracks the computing time of workers, with monotonic times that are passed in."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence
@@ -37,7 +37,7 @@ class SlowWorkers:
 
 
 def times_as_slow(pages: Mapping[str, TaskPage]) -> dict[str, float]:
-    """By worker that trains, its time to compute an example as a multiple of the others' median."""
+    """Returns by training worker its time to compute an example, as a multiple of the others' median."""
     computes = {
         name: (1 - page.wait_fraction) / page.examples_per_second
         for name, page in pages.items()

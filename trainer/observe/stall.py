@@ -11,7 +11,7 @@ REPORT_EVERY_SECS = 30.0
 
 
 class Stall:
-    """Follows the steps of one task; the clock is passed in, seconds that only rise."""
+    """Tracks the steps of one task, with monotonic times that are passed in."""
 
     def __init__(self, *, limit_secs: float, now: float) -> None:
         """Starts at step None.
@@ -24,7 +24,7 @@ class Stall:
         self._secs: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def poll(self, step: int, now: float) -> float:
-        """Takes in the current step; returns the seconds since it last changed."""
+        """Records the current step; returns the seconds since it last changed."""
         if step != self._step:
             if self._step is not None and step > self._step:
                 self._secs.append((now - self._moved_at) / (step - self._step))
@@ -50,12 +50,12 @@ def describe(
     missing: Sequence[str],
     last_steps: Mapping[str, tuple[int, float]],
 ) -> str:
-    """Says which workers a step waits for, and which have pushed.
+    """Describes which workers a step waits for, and which have pushed.
 
     Args:
         workers: all that the step needs.
         missing: those that have not pushed.
-        last_steps: by worker, the step it was at and how many seconds ago it said so.
+        last_steps: by worker, its last known step and how many seconds ago it reported it.
     """
     waits_for = [
         f"{name} (at step {last_steps[name][0]} {last_steps[name][1]:.0f} s ago)" if name in last_steps else name

@@ -16,7 +16,7 @@ POLLS = 20  # in that time
 
 
 def pages(page: TaskPage) -> dict[str, Page]:
-    """Returns what a task answers, by path."""
+    """Returns the pages of a task, by path."""
     return {
         "/status": ("application/json", lambda: json.dumps(page.as_of_now().to_json()).encode()),
         "/metrics": (METRICS_TYPE, lambda: _metrics(page)),
@@ -35,8 +35,8 @@ def serve(
     """Answers for a task on its control port, in a daemon thread, for the life of the process.
 
     Args:
-        names: by which others reach this machine, beside its own.
-        alone: called once when the launcher, after it has asked, does not ask any more: it has died.
+        names: by which others reach this machine, besides its own.
+        alone: called once when the launcher stops polling this page: it has died.
 
     Raises:
         OSError: if the port is taken.
@@ -51,7 +51,7 @@ def serve(
 def serve_at(
     page: TaskPage, path: str, *, alone: Callable[[], None] | None = None, alone_secs: float = ALONE_SECS
 ) -> None:
-    """Answers at a Unix socket, for readers on another network too; the rest as `serve`."""
+    """Answers at a Unix socket, for readers on other networks too; otherwise like `serve`."""
     server = UnixPageServer(path, handler(pages(page)))
     _start("status for the launcher", server.serve_forever)
     if alone is not None:
@@ -63,7 +63,7 @@ def _start(name: str, work: Callable[[], None]) -> None:
 
 
 def _watch(server: PageServer, alone: Callable[[], None], alone_secs: float) -> None:
-    """Counts polls, not seconds: a frozen process does not poll, so a launcher is not blamed for that time."""
+    """Counts polls, not seconds, so that a launcher is not blamed while this process was frozen."""
     requests, idle_polls = 0, 0
     while idle_polls < POLLS:
         time.sleep(alone_secs / POLLS)

@@ -1,4 +1,4 @@
-"""The status page of a task: what it says about itself to its peers, to the launcher, and to Prometheus."""
+"""The status page of a task: what it reports to its peers, to the launcher, and to Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Contributions(TypedDict):
 
 
 class TaskState(Enum):
-    """What a task is doing; the value is the word that users read."""
+    """The state of a task; the value is the word that users read."""
 
     starting = "starting"
     building = "building"
@@ -80,7 +80,7 @@ class TaskState(Enum):
 
 @dataclass
 class TaskPage:
-    """What one task says about itself. Its main thread writes the fields, the threads of its server read them."""
+    """The report of one task about itself. Its main thread writes the fields; the threads of its server read them."""
 
     job: str
     index: int
@@ -128,10 +128,10 @@ class TaskPage:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TaskPage:
-        """Reads a page; fields that another version left out have their defaults.
+        """Reads a page; fields missing in other versions have their defaults.
 
         Raises:
-            KeyError, TypeError, ValueError: if it is no page of a task.
+            KeyError, TypeError, ValueError: if it is not the page of a task.
         """
         return from_json(cls, value)
 
@@ -139,7 +139,7 @@ class TaskPage:
         return to_json(self)
 
     def as_of_now(self) -> TaskPage:
-        """Returns the page of this process with what only a reader asks for: its time, memory and CPU time."""
+        """Returns the page of this process with values computed on demand: its time, memory and CPU time."""
         waits = self.state is TaskState.training and self.data_secs > 0
         return replace(
             self,
@@ -156,7 +156,7 @@ class TaskPage:
 
 
 def resident_bytes() -> int:
-    """Returns the memory of this process that is in RAM; 0 where the system does not report it."""
+    """Returns the resident memory of this process; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
     except OSError:

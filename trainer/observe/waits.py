@@ -1,4 +1,4 @@
-"""Who waits for whom: the seconds that each worker has waited, by what it waited for. Pure; the clock is passed in."""
+"""Measures who waits for whom: the seconds that each worker has waited, by cause. Pure; times are passed in."""
 
 import heapq
 from collections import defaultdict
@@ -15,9 +15,9 @@ AT_MOST_SECS = 5.0  # between two polls; a launcher that was frozen itself has s
 class Waits:
     """Adds up how long the workers of a run wait for each other.
 
-    A worker's page says which share of its step it waits. The worker that waits least is the one that the others wait
-    for: what they wait longer than it is counted as waiting for it, and the rest as waiting for the update. While a
-    step stalls, the workers that have pushed wait for those that are missing.
+    A worker's page gives the share of its step that it waits. The others wait for the worker that waits least: the
+    time that they wait longer counts as waiting for that worker, the rest as waiting for the update. While a step
+    stalls, the workers that have pushed wait for the missing ones.
     """
 
     def __init__(self, *, for_all: bool) -> None:
@@ -37,7 +37,7 @@ class Waits:
 
         Args:
             pages: status page by task name.
-            now: seconds, of a clock that only rises.
+            now: monotonic seconds.
         """
         secs = 0.0 if self._polled_at is None else min(now - self._polled_at, AT_MOST_SECS)
         self._polled_at = now
@@ -68,7 +68,7 @@ class Waits:
         self._awaited[waited_for] += secs
 
     def to_json(self) -> dict[str, dict[str, float]]:
-        """Seconds by worker that waited and by what it waited for: a worker, "others" for all the rest, or "update"."""
+        """Returns seconds by waiting worker and by cause: a worker, "others" for all the rest, or "update"."""
         named = {UPDATE, *heapq.nlargest(MOST_AWAITED + 1, self._awaited, key=lambda name: self._awaited[name])}
         return {worker: self._row(worker, named) for worker in sorted(self._secs)}
 

@@ -1,4 +1,4 @@
-"""`python -m trainer.task RUN JOB INDEX`: one task of a prepared run, as the process of a container or a scheduler."""
+"""`python -m trainer.task RUN JOB INDEX`: runs one task of a prepared run in a container or under a scheduler."""
 
 import gc
 

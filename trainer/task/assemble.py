@@ -1,4 +1,4 @@
-"""Builds what a task runs from its plan: the hosts of its shards, its engine and its replicas."""
+"""Builds the parts of a task from its plan: the hosts of its shards, its engine and its replicas."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ ENDLESS = 2**62  # steps; a worker that waits for no other cannot know how many 
 
 
 def open_wire(plan: Plan) -> VectorWire:
-    """Returns how vectors travel; maps the shared memory if they stay there.
+    """Returns the wire of vectors; maps the shared memory if they stay there.
 
     Raises:
         ConfigError: if the memory cannot be mapped.
@@ -61,7 +61,7 @@ def open_wire(plan: Plan) -> VectorWire:
 
 
 def open_tables(plan: Plan) -> list[BlockMemory]:
-    """Returns the memory of all rows, where this process has it, for itself or with others."""
+    """Returns the memory of all rows, if this process maps it, alone or with others."""
     if not plan.has_shard_hosts:
         return private(plan.table_layout)
     if plan.sends_rows or not plan.wire_format.is_shared:
@@ -83,11 +83,11 @@ class Assembly:
 
     @classmethod
     def of(cls, spec: TaskSpec) -> "Assembly":
-        """Maps the memory, where tasks share it."""
+        """Maps the memory, if tasks share it."""
         return cls(spec, open_wire(spec.plan), open_tables(spec.plan))
 
     def make_host(self, shard: Shard) -> ShardHost:
-        """Returns the host of a shard, as the plan's strategy has it."""
+        """Returns the host of a shard, for the plan's strategy."""
         config, plan = self.spec.config, self.spec.plan
         own: Mapping[str, Mapping[str, int | None]] = {
             "async": {"max_staleness": config.strategy.max_staleness},
@@ -152,7 +152,7 @@ class Assembly:
         return TableHost(memory, index, config.optimizer, seed=config.seed, read=table_files.load)
 
     def _payloads(self) -> Payloads | None:
-        """Returns how rows travel, if they do."""
+        """Returns the payloads that carry rows, if rows are sent."""
         plan = self.spec.plan
         if not plan.sends_rows:
             return None
@@ -168,7 +168,7 @@ def _averaged_workers(plan: Plan) -> int:
 
 
 def compute_device(plan: Plan, task: Task) -> str:
-    """Returns the device for work that belongs to no replica: the one of the task's first replica."""
+    """Returns the device for work that belongs to no replica: that of the task's first replica."""
     return _full(plan, task, task.replicas[0])
 
 

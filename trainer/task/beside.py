@@ -11,7 +11,7 @@ class AbandonedError(Exception):
 
 
 def run_beside(work: Callable[[], None], may_go_on: Callable[[], bool]) -> None:
-    """Does some work in a separate thread, and raises what it raises.
+    """Runs work in a separate thread, and raises what it raises.
 
     Raises:
         AbandonedError: as soon as the work may not continue; its thread is left running, and ends with the process.

@@ -1,4 +1,4 @@
-"""Exports a state of a run: its parameters by name, and the model as Keras and other programs load it."""
+"""Exports a state of a run: its parameters by name, and the model for Keras and other programs."""
 
 import hashlib
 import logging
@@ -36,9 +36,9 @@ _log = logging.getLogger(__name__)
 
 
 def params_sha256(snapshot: Snapshot, rows: Sequence[BlockMemory] = ()) -> str:
-    """SHA-256 over the little-endian float32 bytes of all parameters, tables and state, in the order of their paths.
+    """Returns SHA-256 over the little-endian float32 bytes of all parameters, tables and state, ordered by path.
 
-    Of a table that grows, over the ids that it has rows for, as int64, and then these.
+    For a growing table, it covers the ids that have rows, as int64, and then the rows.
     """
     digest, own, tables = hashlib.sha256(), _of_model(snapshot), table_files.tables_in(rows)
     for path in sorted(own.keys() | tables.keys()):
@@ -60,7 +60,7 @@ def export_run(
 ) -> Written:
     """Writes a state in the formats of `export.formats`, and as params.npz (each parameter and frozen weight).
 
-    A format that was not asked for, and that the model cannot be written in, is skipped with a warning; one that was
+    A default format that the model cannot be written in is skipped with a warning; one that was
     asked for is a failure.
     """
     formats: Sequence[str] = config.export.formats or DEFAULT_FORMATS
@@ -85,7 +85,7 @@ def export_run(
 
 
 def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path, formats: Sequence[str]) -> None:
-    """Exports a checkpoint of a run that has ended, or goes on meanwhile, in this process.
+    """Exports a checkpoint of a run, which may still be running, in this process.
 
     Args:
         formats: those of the run's config if there are none.
@@ -212,7 +212,7 @@ def _ids_beside(file: Path) -> Path:
 
 
 def _of_model(snapshot: Snapshot) -> dict[str, Any]:
-    """Parameters and state, without those of training that are not the model's."""
+    """Returns parameters and state, without training state that is not part of the model."""
     return {
         path: value
         for path, value in (snapshot.parameters | snapshot.state).items()

@@ -1,4 +1,4 @@
-"""Serves the shards of a task, each in a thread of its own."""
+"""Serves the shards of a task, each in its own thread."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
     """Serves the shards of a parameter server to the end of the run; the workers decide when that is.
 
     Returns:
-        Whether the run was stopped before its end, where that must be told to a scheduler: a launcher knows.
+        Whether the run was stopped before its end, if a scheduler must know; a launcher knows.
     """
     spec.directory.discard_described()
     chief = watch_chief(spec) if spec.is_unsupervised else None
@@ -41,7 +41,7 @@ def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
 
 
 def start(assembly: Assembly, runtime: TaskRuntime) -> list[ShardHost]:
-    """Makes the hosts of this task's shards and has them serve; returns them, none where it has no shard."""
+    """Makes the hosts of this task's shards and starts serving; returns them, or nothing if it has no shard."""
     spec = assembly.spec
     hosts = [assembly.make_host(shard) for shard in spec.shards]
     if not hosts:
@@ -66,7 +66,7 @@ def start(assembly: Assembly, runtime: TaskRuntime) -> list[ShardHost]:
 
 
 def wait_for_goodbyes(hosts: Sequence[ShardHost], at_most_secs: float | None = None) -> None:
-    """Returns when every worker has taken leave of each host, or has had this long to do so."""
+    """Waits until every worker has said goodbye to each host, or for this long."""
     for host in hosts:
         if at_most_secs is None:
             host.wait_for_goodbyes()
@@ -77,7 +77,7 @@ def wait_for_goodbyes(hosts: Sequence[ShardHost], at_most_secs: float | None = N
 
 
 def _peers(spec: TaskSpec) -> list[str]:
-    """Returns the hosts that a host talks to: only to agree on a norm, or on the order of arrivals."""
+    """Returns the hosts with which a host must agree on a norm, or on the order of arrivals."""
     strategy = spec.plan.effective_strategy
     agrees_on_norm = spec.config.optimizer.clip_norm is not None and not strategy.waits_for_one
     return list(spec.plan.hosts) if agrees_on_norm or strategy.waits_for_quorum else []
@@ -125,7 +125,7 @@ def _start_thread(name: str, work: Callable[[], None]) -> None:
 
 @dataclass
 class _Updates:
-    """Reports each update of a host: in the journal, and on the status page of a parameter server."""
+    """Reports each update of a host in the journal, and on the status page of a parameter server."""
 
     spec: TaskSpec
     runtime: TaskRuntime

@@ -1,4 +1,4 @@
-"""Ends the process of a task: with its exit code, and a line in the log where something failed."""
+"""Ends the process of a task with its exit code, and logs a failure."""
 
 import contextlib
 import logging

@@ -37,14 +37,14 @@ def train(
     """Takes steps from global step `start` to `until`, or until a replica asks to stop; under sync all stop together.
 
     Args:
-        reductions: how often the learning rate is to be reduced by now.
+        reductions: how often the learning rate must have been reduced by now.
         gradients_every: steps between those whose gradients the actions see; 0: never.
         between: called before each step but the first, with the global step that no replica can pass meanwhile.
         after: called with the result of each step, which has the metrics of the update before it.
         on_bad: called before `after` where updates were skipped since the last result: see not_finite.py.
 
     Returns:
-        Where the run stands, with the metrics of the last update; and whether it was stopped.
+        The progress of the run, with the metrics of the last update; and whether it was stopped.
     """
     step, stopped, last = start, False, None
     asked = 0  # reductions that the state has

@@ -1,4 +1,4 @@
-"""export/README.md: what an exported model is, how to use it, and how it came to be."""
+"""Writes export/README.md, which says what an exported model is, how to use it, and how it was made."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Reacts to a loss or a gradient that is not finite, after its update was skipped (engine/update.py).
 
-A run that goes back to its newest checkpoint adds a line to <run>/rollbacks.jsonl. The number of lines changes the
+A run that returns to its newest checkpoint adds a line to <run>/rollbacks.jsonl. The number of lines changes the
 order of the data, so that the batches after the checkpoint are not the same again.
 """
 
@@ -20,10 +20,10 @@ Reaction = Callable[[StepResult], None]  # called with each result that shows a 
 
 
 def reaction(policy: NotFinitePolicy, *, rollbacks: int = 0) -> Reaction:
-    """Chooses what to do about a skipped update.
+    """Chooses the reaction to a skipped update.
 
     Args:
-        rollbacks: how often the run has gone back already; after ROLLBACKS_AT_MOST it stops.
+        rollbacks: how often the run has rolled back already; after ROLLBACKS_AT_MOST it stops.
     """
     if policy is NotFinitePolicy.skip:
         return skip
@@ -51,7 +51,7 @@ def roll_back(result: StepResult) -> None:
 
 
 def order_seed(seed: int, rollbacks: int) -> int:
-    """Returns the seed of the data order: the run's own until it has gone back."""
+    """Returns the seed of the data order: that of the run until it rolls back."""
     return (seed + rollbacks * ODD) % 2**32
 
 

@@ -1,4 +1,4 @@
-"""What a task knows of others: whether they are up, what the chief is doing, and whether hosts reach this task."""
+"""Checks on other tasks: whether they are up, what the chief is doing, and whether hosts reach this task."""
 
 import logging
 import re
@@ -27,7 +27,7 @@ v1 = tf.compat.v1
 
 
 class UnreachableError(TrainerError):
-    """A shard host does not find this task."""
+    """A shard host cannot reach this task."""
 
     exit_code = UNAVAILABLE
 
@@ -48,7 +48,7 @@ def roll_call(
 
 
 class ChiefStatus:
-    """What the chief's status page says, and for how long the chief has been silent."""
+    """Reads the chief's status page, and measures how long the chief has been silent."""
 
     def __init__(self, task: Task, *, now: Callable[[], float] = time.monotonic) -> None:
         self.task, self._now = task, now
@@ -82,7 +82,7 @@ def answered_instead(message: str) -> str | None:
 
 
 def wait_until_reached(spec: TaskSpec, runtime: TaskRuntime) -> None:
-    """Has every shard host fetch a number from this task, until it succeeds.
+    """Makes every shard host fetch a number from this task, until that succeeds.
 
     A host's connection to the task's last attempt may wait for minutes before it asks for the address again. Until then
     every call that has it fetch a tensor from here fails. If another task listens at the old address by then, the host

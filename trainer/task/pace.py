@@ -11,7 +11,7 @@ from trainer.engine.step_result import StepResult
 
 @dataclass
 class Pace:
-    """Durations of the steps of one replica, in seconds; the first one builds and compiles, and does not count."""
+    """Measures the steps of one replica, in seconds; the first one builds and compiles, and is ignored."""
 
     began: float = field(default_factory=time.monotonic)
     step_secs: MutableSequence[float] = field(default_factory=lambda: array("d"))
@@ -42,7 +42,7 @@ class Pace:
         return len(recent) / sum(recent) if recent else 0.0
 
     def updates_per_second(self) -> float:
-        """Of the whole run: where workers do not wait for each other, more than this one makes steps."""
+        """Returns the updates per second of the whole run; without waiting, more than this worker's steps."""
         if not self.start_steps:
             return 0.0
         first = 1 if len(self.start_steps) > 2 else 0
@@ -50,7 +50,7 @@ class Pace:
         return updates / secs if secs else 0.0
 
     def wait_fraction(self, last: int | None = None) -> float:
-        """Over the `last` steps, or over all, including the first."""
+        """Returns the waiting share of the `last` steps, or of all, including the first."""
         if last is None:
             return self._total_waited / max(self._total_secs, 1e-9)
         return sum(self.wait_secs[-last:]) / max(sum(self.step_secs[-last:]), 1e-9)

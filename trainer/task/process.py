@@ -53,7 +53,7 @@ def main(run: str, job: str, index: int, config: RunConfig | None = None) -> NoR
 
 
 def run_task(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index: int) -> NoReturn:
-    """Runs a task and ends the process; an error is logged, and the exit code says of which kind it was."""
+    """Runs a task and ends the process; an error is logged, and the exit code tells its kind."""
     faulthandler.enable()
     task = plan.task(job, index)
     log.set_up(task.name)
@@ -135,7 +135,7 @@ def _serve_status(task: Task, status: TaskPage) -> None:
 
 
 def _stop_without_launcher() -> None:
-    """Does what a launcher that was killed cannot ask for any more."""
+    """Ends this task after its launcher was killed and can no longer ask for that."""
     _log.warning("the launcher has died; saving and stopping")
     os.kill(os.getpid(), signal.SIGTERM)
 

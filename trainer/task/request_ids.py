@@ -40,9 +40,9 @@ class _LinkMap(ctypes.Structure):
 
 
 def make_unique() -> bool:
-    """Has this process, and those it forks, draw unique ids; TensorFlow must be imported. Returns whether they are.
+    """Makes this process and its forks draw unique ids; TensorFlow must be imported. Returns whether that worked.
 
-    Where TensorFlow was built otherwise ids stay as they are: a task whose request is refused is started again.
+    If TensorFlow was built differently, ids are unchanged: a task whose request is refused is restarted.
     """
     global _are_unique
     if _are_unique:

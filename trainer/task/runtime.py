@@ -1,4 +1,4 @@
-"""What the threads of a task share while it runs."""
+"""The state that the threads of a task share while it runs."""
 
 import gc
 from dataclasses import dataclass, field
@@ -26,6 +26,6 @@ class TaskRuntime:
 
 
 def collect_garbage_from_now_on() -> None:
-    """Turns Python's collector of cycles on: until now nearly everything that was made is still in use."""
+    """Enables Python's garbage collector of cycles: until now, nearly every object is still in use."""
     gc.freeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""Configures and starts a task's TensorFlow server and sessions: devices, threads and peers."""
+"""Configures and starts a task's TensorFlow server and sessions, with devices, threads and peers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -61,7 +61,7 @@ def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> A
 
 
 def configure_eager(task: Task, *, fuses: bool = True) -> None:
-    """Gives TF2's eager context what `session_config` gives a server; first thing in a process that has no server.
+    """Configures TF2's eager context as `session_config` does a server, first in a process without a server.
 
     Raises:
         RuntimeError: TensorFlow's own, if this process has made its devices already.

@@ -1,4 +1,4 @@
-"""Receives signals: the first SIGTERM asks to stop at a step boundary, the second to leave; SIGUSR1 asks for the state.
+"""Receives signals: the first SIGTERM asks to stop at a step boundary, the second to exit; SIGUSR1 asks for the state.
 
 A program that ends a whole group of processes (systemd, Slurm) signals each of them, and then the launcher does too:
 the two count as one.
@@ -17,7 +17,7 @@ SAME_SIGNAL_SECS = 1.0
 
 
 class StopRequest:
-    """Whether this task was asked to stop; it also answers a request for the task's state.
+    """Records whether this task was asked to stop; it also answers requests for the task's state.
 
     Python runs signal handlers on the main thread between bytecodes, and that thread sits inside TensorFlow for as long
     as a peer takes. The C handler, however, writes to a file descriptor at once, and a thread reads it here.
@@ -48,15 +48,15 @@ class StopRequest:
         threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True).start()
 
     def let_step_finish(self) -> None:
-        """From now on the first SIGTERM waits for the training loop; before, there is nothing to save."""
+        """Makes the first SIGTERM wait for the training loop from now on; before, there is nothing to save."""
         self._may_finish_step = True
 
     def stay(self) -> None:
-        """From now on only its peers' goodbyes end this task: they could not save without it."""
+        """Lets only its peers' goodbyes end this task from now on: they could not save without it."""
         self._may_finish_step = self._is_needed = True
 
     def request(self) -> None:
-        """Does what SIGTERM does."""
+        """Asks to stop, as SIGTERM does."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _watch(self, reader: int) -> None:

@@ -1,4 +1,4 @@
-"""What a task is: its run, its place in the plan, and what follows from them."""
+"""The constants of a task: its run, its entry in the plan, and what follows from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trainer.task.server import can_fuse, session_config
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task of a run, as it is from its first moment to its last."""
+    """One task of a run; its fields never change."""
 
     config: RunConfig
     plan: Plan
@@ -43,7 +43,7 @@ class TaskSpec:
 
     @property
     def stops_alone(self) -> bool:
-        """Whether this task can leave, and come back, while the others keep the state of the run."""
+        """Whether this task can exit and rejoin while the others keep the state of the run."""
         is_worker = self.task.job == "worker" and not self.task.is_chief
         return self.is_unsupervised and is_worker and self.plan.has_shard_hosts and not self.shards
 

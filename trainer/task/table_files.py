@@ -1,4 +1,4 @@
-"""Rows of tables between memory and checkpoints."""
+"""Moves rows of tables between memory and checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,7 +23,7 @@ Changes = Callable[[int, Checkpoint | None], ChangedRows]  # at a step, after a 
 
 
 def load(path: str | Path, memory: Sequence[BlockMemory], host: int) -> None:
-    """Gives the rows of a host the values that a checkpoint has."""
+    """Loads the rows of a host from a checkpoint."""
     source = checkpoint.read_manifest(Path(path))
     for block in memory:
         for part_step, rows in table_rows.read(source, block.block, list(block.slots)):
@@ -32,28 +32,28 @@ def load(path: str | Path, memory: Sequence[BlockMemory], host: int) -> None:
 
 
 def loaded(path: str | Path, tables: Sequence[Table], *, seed: int) -> list[BlockMemory]:
-    """Returns the rows that a checkpoint has, in memory of this process, without slots."""
+    """Returns the rows of a checkpoint, in memory of this process, without slots."""
     memory = private(TableLayout(blocks_of(tables, 1), (), 1, 0))
     load_into(memory, path, seed=seed)
     return memory
 
 
 def load_into(memory: Sequence[BlockMemory], path: str | Path, *, seed: int) -> None:
-    """Gives all rows of memory for one host the values of a checkpoint."""
+    """Loads all rows in memory for one host from a checkpoint."""
     for block in memory:
         block.begin(0, {}, seed=seed)
     load(path, memory, 0)
 
 
 def source_of_changes(layout: TableLayout, memory: Sequence[BlockMemory], ask: Ask | None) -> Changes | None:
-    """Returns what finds the rows that changed, in memory or by asking hosts that send them; None without tables."""
+    """Returns a source of changed rows, in memory or from hosts that send them; None without tables."""
     if memory:
         return partial(changed_rows, memory)
     return partial(received_rows, layout, ask) if layout.blocks and ask else None
 
 
 def changed_rows(memory: Sequence[BlockMemory], step: int, base: Checkpoint | None) -> ChangedRows:
-    """Copies of the rows that were changed after another checkpoint, which has the others; no host may be updating."""
+    """Copies the rows that changed since another checkpoint, which has the others; no host may be updating."""
     found = []
     for block in memory:
         rows = block.changed_after(base.step if base else 0)
@@ -63,7 +63,7 @@ def changed_rows(memory: Sequence[BlockMemory], step: int, base: Checkpoint | No
 
 
 def received_rows(layout: TableLayout, ask: Ask, step: int, base: Checkpoint | None) -> ChangedRows:
-    """Returns the same of rows that hosts send."""
+    """Returns the same for rows that hosts send."""
     found = [
         Rows(block.row_at(places), values, saved)
         for block, (places, values, saved) in zip(layout.blocks, ask(base.step if base else 0), strict=True)
@@ -72,7 +72,7 @@ def received_rows(layout: TableLayout, ask: Ask, step: int, base: Checkpoint | N
 
 
 def rows_of(memory: Sequence[BlockMemory], table: Table) -> tuple[np.ndarray | None, Iterator[np.ndarray]]:
-    """(ids, values) of a table's rows, in the order of their ids.
+    """Returns (ids, values) of a table's rows, in the order of their ids.
 
     `values`: [n, width], some at a time. `ids`: int64, those that a table which grows has trained and not evicted; None
     if it does not grow, and has a row for each.
@@ -99,7 +99,7 @@ def _values_at(block: BlockMemory, rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def trained_rows(memory: Sequence[BlockMemory]) -> dict[str, int]:
-    """Returns how many rows each table that grows has trained and not evicted."""
+    """Returns how many rows each growing table has trained and not evicted."""
     return {block.block.tables[0].path: len(block.trained()) for block in memory if isinstance(block, GrowingMemory)}
 
 

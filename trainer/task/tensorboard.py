@@ -24,7 +24,7 @@ class Events:
     """One event file in a folder."""
 
     def __init__(self, folder: Path, *, start: int) -> None:
-        """Opens a new file; TensorBoard then ignores what older files say of steps after `start`."""
+        """Opens a new file; TensorBoard then ignores steps after `start` in older files."""
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         self._writer = tf.io.TFRecordWriter(str(folder / name))

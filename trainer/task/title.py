@@ -9,7 +9,7 @@ PR_SET_NAME = 15  # linux/prctl.h
 
 
 def set_title(name: str, text: str) -> None:
-    """Has `top` show the name, at most 15 characters, and `ps` the text, cut to the length of the command line."""
+    """Makes `top` show the name, at most 15 characters, and `ps` the text, cut to the length of the command line."""
     if sys.platform != "linux":
         return
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # from the third on, see man 5 proc

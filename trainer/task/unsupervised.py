@@ -1,8 +1,8 @@
-"""What a task does where no launcher watches over the run, as in the pods or the step of a scheduler.
+"""Lets a task act without a launcher, as in the pods or the step of a scheduler.
 
-A scheduler moves one task at a time: it sends SIGTERM to that one, and starts it again, perhaps elsewhere. A worker
-without a shard then leaves alone, and the others wait for its successor, as after a kill. The chief saves first, and so
-it does for a task that holds a part of the state; then all leave, to be started again. Only a run that has ended ends
+A scheduler moves one task at a time: it sends SIGTERM to that task, and restarts it, perhaps elsewhere. A worker
+without a shard then exits alone, and the others wait for its successor, as after a kill. The chief saves first, and so
+it does for a task that holds a part of the state; then all exit, to be restarted. Only a run that has ended ends
 its tasks with 0.
 """
 
@@ -43,7 +43,7 @@ def leave_unless_all_stop(chief: Task, stop: StopRequest) -> None:
 
 
 def save_before_hosts_leave(spec: TaskSpec, runtime: TaskRuntime) -> None:
-    """Has the chief stop the run, and so save it, as soon as a task that holds a part of the state is asked to stop."""
+    """Makes the chief stop, and so save, the run as soon as a task that holds a part of the state is asked to stop."""
     stop = runtime.stop
 
     def watch() -> None:
@@ -62,7 +62,7 @@ def save_before_hosts_leave(spec: TaskSpec, runtime: TaskRuntime) -> None:
 def leave_if_workers_are_replaced(plan: Plan, runtime: TaskRuntime) -> None:
     """Ends this shard host when a worker reports that a host is connected to another task instead of that worker.
 
-    Such a connection stays open, so the worker would wait for ever. When a host leaves, all tasks do, and resume from
+    Such a connection stays open, so the worker would wait forever. When a host exits, all tasks do, and resume from
     the newest checkpoint with new connections.
     """
     waits_for_all = plan.effective_strategy.waits_for_all
@@ -84,7 +84,7 @@ def leave_if_workers_are_replaced(plan: Plan, runtime: TaskRuntime) -> None:
 
 
 def watch_chief(spec: TaskSpec) -> ChiefStatus:
-    """Has a shard host leave when the chief does not come back: nobody else would ever end this task."""
+    """Makes a shard host exit when the chief does not return: nothing else would ever end this task."""
     chief, patience = ChiefStatus(spec.chief), spec.config.timeouts.roll_call_secs
 
     def watch() -> None:

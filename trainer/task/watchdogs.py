@@ -1,4 +1,4 @@
-"""Threads that watch a task from inside: shard hosts that it has lost, and steps that stall."""
+"""Threads that watch a task from inside: they notice lost shard hosts, and steps that stall."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def watch_hosts(spec: TaskSpec, runtime: TaskRuntime) -> None:
-    """Ends this task when a shard host does not answer any more, or was restarted and has lost its state."""
+    """Ends this task when a shard host no longer answers, or was restarted and has lost its state."""
     timeout_secs = spec.config.timeouts.heartbeat_secs
     may_start_again = bool(spec.shards)  # no state is lost before one is loaded
 
@@ -47,7 +47,7 @@ def watch_steps(
     """Reports on the status page, and in the log, which tasks a stalled step waits for.
 
     Args:
-        missing: asks the shard for the workers that it waits for; none where the step is this task's own.
+        missing: asks the shard for the workers that it waits for; None if the step belongs to this task alone.
     """
     stall = Stall(limit_secs=spec.config.timeouts.step_secs, now=time.monotonic())
 
@@ -94,6 +94,6 @@ def _poll(
 
 
 def _steps_of(plan: Plan, names: Sequence[str]) -> dict[str, tuple[int, float]]:
-    """By task that answers: its step, and that it was heard 0 s ago."""
+    """Returns, by answering task, its step, heard 0 s ago."""
     pages = {task.name: try_status(task.control, 1.0) for task in plan.tasks if task.name in names}
     return {name: (page.step, 0.0) for name, page in pages.items() if page}

@@ -61,7 +61,7 @@ def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
 
 
 def _join_all_reduce(spec: TaskSpec, status: TaskPage) -> Any:
-    """Joins when all workers have seen each other: from then on TensorFlow keeps this process from answering."""
+    """Joins once all workers have seen each other: from then on TensorFlow keeps this process from answering."""
     workers = [task.name for task in spec.plan.workers]
     roll_call(spec, status, workers, until="is_listening")
     status.is_ready = True
@@ -72,7 +72,7 @@ def _join_all_reduce(spec: TaskSpec, status: TaskPage) -> Any:
 
 
 def _wait_for_the_ring(plan: Plan, status: TaskPage) -> None:
-    """Waits until the other workers have made the last step: they may be receiving a part of it from here."""
+    """Waits until the other workers have finished the last step: they may still receive a part of it from here."""
     deadline = time.monotonic() + LAST_GOODBYE_SECS
     for other in plan.workers:
         while time.monotonic() < deadline:
@@ -121,7 +121,7 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
 
 
 def _has_ended_early(chief: Task, stop: StopRequest) -> bool:
-    """Whether the chief asked to stop, and not a signal."""
+    """Whether the chief, not a signal, asked to stop."""
     deadline = time.monotonic() + CHIEF_FIRST_SECS
     while not stop.requested and time.monotonic() < deadline:
         page = try_status(chief.control, 2.0)
@@ -132,7 +132,7 @@ def _has_ended_early(chief: Task, stop: StopRequest) -> bool:
 
 
 def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
-    """Fails if the model that was built is not the one that was planned, e.g. because its data changed since."""
+    """Fails if the built model is not the planned one, e.g. because its data has changed."""
     planned = {piece.path: piece.shape for shard in plan.shards for piece in (*shard.trainable, *shard.state)}
     built = {p.path: p.shape for p in parameters}
     if built != planned:
@@ -190,7 +190,7 @@ def _step_to_the_end(
 def _make_actions(
     spec: TaskSpec, runtime: TaskRuntime, engine: Engine, pace: Pace, start: int, chief: Chief | None
 ) -> Sequence[AfterStep]:
-    """Returns what every worker does with the result of a step, in order."""
+    """Returns the actions of every worker on the result of a step, in order."""
     status, plan, replicas = runtime.status, spec.plan, spec.plan.replica_numbers(spec.task)
     examples = plan.replica_batch * len(replicas)
 

@@ -1,4 +1,4 @@
-"""Children of a process: which live, which have ended, and how they end with their parent."""
+"""Manages child processes: lists living ones, reaps ended ones, and ends them with their parent."""
 
 import contextlib
 import ctypes
@@ -36,7 +36,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """On Linux, has the kernel kill this process when its parent dies; elsewhere the nursery ends its tasks itself."""
+    """On Linux, makes the kernel kill this process when its parent dies; elsewhere the nursery ends its tasks."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the call

@@ -1,6 +1,6 @@
-"""Puts tasks into a network namespace of their own: a loopback device and nothing else, reached by nobody else.
+"""Puts tasks into an isolated network namespace, which has only a loopback device and which no others can reach.
 
-TensorFlow's server listens on every interface without authentication, so whoever reaches it can run code. Root makes
+TensorFlow's server listens on every interface without authentication, so anyone who reaches it can run code. Root makes
 such a namespace directly, any other user within a user namespace. Files, signals and shared memory are as before.
 """
 
@@ -28,13 +28,13 @@ USER_CODE = "the code of user= may need a network; security.isolate=always isola
 
 
 def why_not(config: RunConfig, pages: Path | None = None) -> str:
-    """Returns why the tasks of a run use this machine's network; empty if they get one of their own.
+    """Returns why the tasks of a run use this machine's network; empty if they are isolated.
 
     Args:
         pages: folder for the sockets of their status pages, which is made.
 
     Raises:
-        ConfigError: if they must have one, and cannot.
+        ConfigError: if they must be isolated, and cannot.
     """
     isolate = config.security.isolate
     if isolate is Isolate.never:
@@ -52,7 +52,7 @@ def why_not(config: RunConfig, pages: Path | None = None) -> str:
 
 @cache
 def why_impossible() -> str:
-    """Why this system does not let this user have such a namespace; empty if it does. Tried in a child process."""
+    """Returns why this user cannot have such a namespace, tried in a child process; empty if it works."""
     if sys.platform != "linux":
         return "it needs Linux"
     reader, writer = os.pipe()
@@ -72,7 +72,7 @@ def why_impossible() -> str:
 
 
 def enter() -> None:
-    """Moves this process, which must have no second thread, and its later children into a namespace of their own.
+    """Moves this process, which must have no second thread, and its later children into a new namespace.
 
     Raises:
         OSError: if the system does not allow it; the process may then be in a half-made one.

@@ -56,7 +56,7 @@ def run(
 
 
 def _in_own_network(plan: Plan, directory: RunDirectory) -> Plan:
-    """Gives each task a port of a network where all are free, and a socket for its status page."""
+    """Gives each task a port of its isolated network, where all are free, and a socket for its status page."""
     ports = itertools.count(addresses.USUAL_PORT)
 
     def place(task: Task) -> Task:

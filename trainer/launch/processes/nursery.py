@@ -193,7 +193,7 @@ class _Nursery:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Reports the children that have ended, and kills the processes that they left behind."""
+        """Reports the children that have ended, and kills processes that they left behind."""
         for pid, code in ended_children():
             if pid in self._plain:
                 self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
@@ -255,7 +255,7 @@ def serve(control: Control, *, can_fork: bool, silent_secs: float | None = None,
     """Starts the tasks that a launcher asks for, until it has ended.
 
     Args:
-        silent_secs: also ends when the launcher has sent nothing for so long.
+        silent_secs: also ends when the launcher has sent nothing for this long.
         allotted: the GPUs of this host that the tasks may use, as CUDA_VISIBLE_DEVICES has them; empty: all.
     """
     adopt_orphans()

@@ -1,4 +1,4 @@
-"""Reserves ports, so that no other program can take them before the tasks use them."""
+"""Reserves ports so that no other program can take them before the tasks use them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HeldPorts:
         """Reserves a port that the config names.
 
         Raises:
-            OSError: if another program has it.
+            OSError: if another program uses it.
         """
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended run may linger

@@ -42,10 +42,10 @@ REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 
 
 class ProcessTasks:
-    """A nursery and the tasks that it started; leaving the block ends those that are left."""
+    """A nursery and the tasks that it started; leaving the block ends the remaining ones."""
 
     def __init__(self, *, fork: bool = sys.platform != "darwin", warm_minutes: float = 0.0) -> None:
-        """Has a warm process fork a nursery, or starts one; `warm_minutes` as in `warm.connect`."""
+        """Gets a nursery from a warm process, or starts one; `warm_minutes` as in `warm.connect`."""
         require_tensorflow()
         # The nursery's output: TensorFlow's greetings, and the reason if it fails.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
@@ -143,13 +143,13 @@ class ProcessTasks:
         return f"{place[1]}, {place[2]}, in {place[3]}" if place else ""
 
     def isolate(self) -> None:
-        """Gives the tasks that start from now on a network of their own; see `isolation`."""
+        """Starts later tasks in an isolated network; see `isolation`."""
         if not self._is_isolated:
             self._request(IsolateTasks())
             self._is_isolated = True
 
     def isolated_pid(self) -> int:
-        """Returns a process in the network of isolated tasks, which is there when this returns."""
+        """Waits for the network of isolated tasks, and returns a process in it."""
         while not self._isolated_pid:
             self._receive(None)
         return self._isolated_pid
@@ -163,7 +163,7 @@ class ProcessTasks:
         self._request(SignalTask(pid, number))
 
     def events(self, timeout_secs: float) -> list[TaskEvent]:
-        """Returns what happened, waiting at most this long.
+        """Returns the events, waiting at most this long.
 
         Raises:
             RuntimeError: if the nursery has ended.

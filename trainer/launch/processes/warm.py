@@ -2,7 +2,7 @@
 
     command  --connect-->  warm process  --fork-->  nursery of that command  --fork-->  tasks
 
-The name of its socket is a hash of all that the import can depend on: code, interpreter, libraries, environment, limits
+The name of its socket is a hash of what the import can depend on: code, interpreter, libraries, environment, limits
 of the process. So a command never meets a process that differs from the one it would have started itself.
 """
 
@@ -39,13 +39,13 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 
 @dataclass(frozen=True)
 class Warm:
-    """A warm process."""
+    """A process that has imported TensorFlow and waits for commands."""
 
     pid: int
     socket: Path
 
     def memory_bytes(self) -> int:
-        """Memory that is in RAM; 0 if it has ended."""
+        """Returns its resident memory; 0 if it has ended."""
         try:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except OSError:
@@ -93,7 +93,7 @@ def find() -> Iterator[Warm]:
 
 
 def end(warm: Warm) -> bool:
-    """Ends a warm process, and says whether it was there; runs that it started go on."""
+    """Ends a warm process; returns whether it existed. Runs that it started continue."""
     warm.socket.unlink(missing_ok=True)  # first, or it could be that of a successor
     try:
         os.kill(warm.pid, signal.SIGTERM)
@@ -126,7 +126,7 @@ def _identity(environment: Mapping[str, str]) -> str:
 
 
 def _groups(text: str) -> list[str]:
-    """Returns the control groups that may limit a process; every process is in the root of a hierarchy that is new."""
+    """Returns the control groups that may limit a process, except roots, which contain every process."""
     return sorted(line.partition(":")[2] for line in text.splitlines() if not line.endswith(":/"))
 
 

@@ -54,7 +54,7 @@ def _serve(listener: socket.socket, path: Path, code: str) -> None:
 
 
 def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
-    """Forks a nursery for a command that has connected, and returns the minutes that it asks for; None: it has not."""
+    """Forks a nursery for a connected command, and returns the minutes that it asks for; None without a command."""
     connection, _ = listener.accept()
     with connection:
         connection.settimeout(REQUEST_SECS)
@@ -78,7 +78,7 @@ def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
 
 
 def _become_nursery(connection: socket.socket, stderr: int, memory: int, request: Mapping[str, Any]) -> None:
-    """Serves a command as a nursery that it had started itself, and never returns."""
+    """Serves a command like a nursery that the command started, and never returns."""
     try:
         os.setsid()
         os.dup2(stderr, 2)

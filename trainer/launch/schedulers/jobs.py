@@ -1,4 +1,4 @@
-"""Makes a run's objects of Kubernetes: a service and a job for each task, or a JobSet where its controller is."""
+"""Makes the Kubernetes objects of a run: a service and a job for each task, or a JobSet."""
 
 import os
 
@@ -23,7 +23,7 @@ RESTARTS_OF_ALL = 3
 
 
 def of_jobs(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
-    """Returns a headless service and a job for each task, in the order in which they are to be made."""
+    """Returns a headless service and a job for each task, in the order of creation."""
     service: Object = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -49,7 +49,7 @@ def _job(run: ScheduledRun, task: ScheduledTask, environment: list[Object], conf
 
 
 def of_jobset(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
-    """Returns a JobSet, and what must be made before it."""
+    """Returns a JobSet, after the objects that it needs."""
     queue = {QUEUE_LABEL: config.queue} if config.queue else {}
     jobs = [job for job in ("ps", "worker", "evaluator") if run.of_job(job)]
     jobset: Object = {
@@ -71,7 +71,7 @@ def of_jobset(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
 
 
 def _replicated(run: ScheduledRun, job: str, config: KubernetesConfig) -> Object:
-    """Returns a child job for each task of a job, of one pod each, so that one task is started again alone.
+    """Returns a child job of one pod for each task of a job, so that each task is restarted alone.
 
     The children have the same pod, so the tasks of a job have the same port, that of the first. Kueue takes no more
     than a few kinds of pods in a JobSet.

@@ -1,4 +1,4 @@
-"""The pod of a task. Pure.
+"""Makes the pod of a task. Pure.
 
 It runs as an unprivileged user on a read-only root, without a token of the cluster. TensorFlow's gRPC has no
 authentication, so a network policy admits the pods of the same run alone.
@@ -25,7 +25,7 @@ Object = dict[str, Any]
 
 
 def template(run: ScheduledRun, task: ScheduledTask, environment: list[Object], config: KubernetesConfig) -> Object:
-    """Returns the template of a task's pod, without what its controller adds."""
+    """Returns the template of a task's pod, without the fields that its controller adds."""
     volumes: list[Object] = [{"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": f"{task.tmp_mib}Mi"}}]
     mounts: list[Object] = [{"name": "tmp", "mountPath": "/tmp"}]
     if task.writes:
@@ -87,9 +87,9 @@ def labels(run: ScheduledRun, task: ScheduledTask | None = None) -> Object:
 
 
 def job_spec(pod: Object) -> Object:
-    """Returns the spec of a job that is one task.
+    """Returns the spec of a job for one task.
 
-    A task that leaves because another did, or that was evicted, has not failed; what would fail again is given up.
+    A task that exits because another did, or that was evicted, has not failed; failures that would repeat end the job.
     """
     moved = [*LEFT_BEHIND, exit_codes.TERMINATED]
     return {
@@ -109,7 +109,7 @@ def job_spec(pod: Object) -> Object:
 
 
 def network_policy(run: ScheduledRun) -> Object:
-    """Admits the pods of the run alone."""
+    """Returns a policy that admits only the pods of the run."""
     selector = {"matchLabels": labels(run)}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -124,7 +124,7 @@ def network_policy(run: ScheduledRun) -> Object:
 
 
 def user_code(run: ScheduledRun) -> list[Object]:
-    """Returns the file of user=, for all tasks; none without one."""
+    """Returns the file of user= for all tasks; None without one."""
     if run.user_file is None:
         return []
     path = Path(run.user_file)

@@ -1,6 +1,6 @@
-"""What a scheduler needs to start a run: its tasks by name, and the command that each of them is.
+"""Describes a run for a scheduler: its tasks by name, with the command of each.
 
-No launcher follows such a run: every task finds its role in TF_CONFIG, and the scheduler starts again what ends.
+No launcher follows such a run: every task finds its role in TF_CONFIG, and the scheduler restarts those that end.
 """
 
 import json
@@ -29,7 +29,7 @@ LONGEST_NAME = 40  # of a run: with that of a task behind it, a host name has 63
 
 @dataclass(frozen=True)
 class ScheduledTask:
-    """One task, as a scheduler starts it."""
+    """One task that a scheduler starts."""
 
     name: str  # worker-0
     job: str
@@ -46,7 +46,7 @@ class ScheduledTask:
 
 @dataclass(frozen=True)
 class ScheduledRun:
-    """A run, as a scheduler starts it."""
+    """A run that a scheduler starts."""
 
     name: str
     tasks: tuple[ScheduledTask, ...]
@@ -61,7 +61,7 @@ def describe(config: RunConfig, plan: Plan, overrides: Sequence[str]) -> Schedul
     """Describes a run for a scheduler.
 
     Args:
-        overrides: of the command that renders it, of which each task gets those that concern it.
+        overrides: of the command that renders it; each task gets those that concern it.
     """
     name = name_of(config)
     own = [text for text in overrides if not NOT_OF_TASKS.fullmatch(text)]
@@ -112,7 +112,7 @@ def tf_config(run: ScheduledRun, addresses: Mapping[str, str], job: str, index: 
 
 
 def environment(run: ScheduledRun, task: ScheduledTask, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a task that a scheduler starts at a name of its own."""
+    """Returns variables of a task that has its own host name."""
     return for_tasks(os.environ) | {"TF_CONFIG": tf_config(run, addresses, task.job, task.index)}
 
 

@@ -1,4 +1,4 @@
-"""Renders a run as a stack of Docker Swarm, with a service that is a job for each task."""
+"""Renders a run as a stack of Docker Swarm, with a one-off service for each task."""
 
 from trainer.launch.containers.compose_file import Section, literal
 from trainer.launch.containers.spec import NOBODY, TASK_LABEL

@@ -1,4 +1,4 @@
-"""The script of a job: the same command, which is the launcher in the allocation. Pure."""
+"""Renders the script of a job, which runs the same command as the launcher in the allocation. Pure."""
 
 import re
 import shlex
@@ -61,7 +61,7 @@ def _options(job: SlurmConfig, cluster: ClusterConfig, run: Path) -> Iterator[st
 
 
 def limit(text: str) -> str:
-    """Returns a time limit as sbatch takes it: 90m -> 01:30:00; what is of no such form stays."""
+    """Returns a time limit for sbatch: 90m -> 01:30:00; other forms are returned unchanged."""
     parts = re.fullmatch(r"(\d+)([smhd])", text.strip())
     if parts is None:
         return text

@@ -25,7 +25,7 @@ WAITING, ENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPEN
 
 
 class SlurmError(TrainerError):
-    """A command of Slurm failed, or is not there."""
+    """A command of Slurm failed, or does not exist."""
 
     exit_code = exit_codes.UNAVAILABLE
 
@@ -37,7 +37,7 @@ def run(section: SlurmConfig, cluster: ClusterConfig, overrides: Sequence[str], 
         overrides: as typed, with which the job's launcher is started.
 
     Raises:
-        SlurmError: if the job cannot be submitted, or nothing is known of it any more.
+        SlurmError: if the job cannot be submitted, or Slurm no longer knows it.
     """
     folder = directory.path / "slurm"
     job = _living_job(folder)
@@ -69,7 +69,7 @@ def _submit(section: SlurmConfig, cluster: ClusterConfig, overrides: Sequence[st
 
 
 def _living_job(folder: Path) -> int | None:
-    """Returns the job of this run that was submitted before, if it has not ended."""
+    """Returns the job of this run that was submitted earlier, if it has not ended."""
     try:
         job = int((folder / "job").read_text())
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def _follow(job: int, output: Path, printed: int) -> int:
 
 
 def _print_from(output: Path, printed: int) -> int:
-    """Prints what a file has beyond so many bytes; returns how many it has now."""
+    """Prints the content of a file from an offset on; returns the new offset."""
     with contextlib.suppress(OSError), output.open("rb") as file:
         file.seek(printed)
         text = file.read()
@@ -112,7 +112,7 @@ def _print_from(output: Path, printed: int) -> int:
 
 
 def _state(job: int) -> str:
-    """State and reason of a job, e.g. "PENDING (Resources)"; empty when it has ended."""
+    """Returns state and reason of a job, e.g. "PENDING (Resources)"; empty when it has ended."""
     try:
         text = _slurm("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T %r").strip()
     except SlurmError as error:
@@ -131,7 +131,7 @@ def _expected_start(job: int) -> str:
 
 
 def _exit_code(job: int) -> int | None:
-    """Returns what the job's launcher ended with; None if the job is queued again."""
+    """Returns the exit code of the job's launcher; None if the job is queued again."""
     text = _slurm("scontrol", "show", "job", str(job))
     state, code = re.search(r"JobState=(\w+)", text), re.search(r"ExitCode=(\d+):(\d+)", text)
     if state is None or code is None:

@@ -1,4 +1,4 @@
-"""Hands the history of a run to a file, MLflow, Weights & Biases, or a class of an installed package."""
+"""Passes the history of a run to a file, MLflow, Weights & Biases, or a class of an installed package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from trainer.plan.checks.loggers import loggers
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The run that is logged."""
+    """The run to log."""
 
     name: str  # of its directory
     experiment: str  # the `name` of its config
@@ -21,7 +21,7 @@ class LoggedRun:
 
 
 class Logger(Protocol):
-    """What the entry point of a logger names; made without arguments."""
+    """The interface of a class that a logger's entry point names; it is made without arguments."""
 
     def start(self, run: LoggedRun) -> None:
         """Called once, before the first step or when the run is continued."""

@@ -1,7 +1,7 @@
-"""`python -m trainer.observe.loggers.follow NAME RUN`: hands a run to a logger until stdin ends, and then to its end.
+"""`python -m trainer.observe.loggers.follow NAME RUN`: passes a run to a logger until stdin ends, then the rest.
 
-A process for each logger: one that hangs, fails or takes long to import holds up neither the run nor another logger.
-What was logged is remembered in loggers/NAME.json of the run directory, so a run that is continued is logged on.
+Each logger has a process: one that hangs, fails or takes long to import delays neither the run nor other loggers.
+The progress is kept in loggers/NAME.json of the run directory, so logging resumes when the run does.
 """
 
 import json
@@ -25,7 +25,7 @@ REMEMBER_EVERY = 100  # lines, of which as many may be logged again if this proc
 
 
 class Follower:
-    """What a logger has had of a run."""
+    """The part of a run that a logger has received."""
 
     def __init__(self, name: str, path: Path) -> None:
         self._directory = RunDirectory(path)
@@ -42,7 +42,7 @@ class Follower:
         self._remember()
 
     def follow(self) -> None:
-        """Logs what is new."""
+        """Logs the new lines."""
         before, count = dict(self._steps), 0
         try:
             for file, step, values in self._lines():

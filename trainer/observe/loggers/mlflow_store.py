@@ -1,4 +1,4 @@
-"""loggers=[mlflow]: a run of MLflow, at $MLFLOW_TRACKING_URI or where MLflow puts it by itself."""
+"""loggers=[mlflow]: a run of MLflow, at $MLFLOW_TRACKING_URI or MLflow's default location."""
 
 import os
 import time

@@ -1,1 +1,1 @@
-"""Where each operation ran, compared with the plan."""
+"""Compares where each operation ran with the plan."""

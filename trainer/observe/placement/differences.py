@@ -20,7 +20,7 @@ EXAMPLES = 3  # names in a sentence that is about many operations
 
 
 def differences(record: PlacementRecord, plan: Plan) -> list[str]:
-    """Returns a sentence for each thing that ran elsewhere than planned, or not at all."""
+    """Returns a sentence for each planned item that ran elsewhere, or not at all."""
     of_replicas = [*_of_replicas(record, plan), *_of_missing(record, plan)] if record.run == STEP else []
     return [*_of_shards(record, plan), *of_replicas]
 
@@ -41,7 +41,7 @@ def _of_shards(record: PlacementRecord, plan: Plan) -> Iterator[str]:
 
 
 def _of_replicas(record: PlacementRecord, plan: Plan) -> Iterator[str]:
-    """Operations that compute, but neither on their replica's device nor on that of their pinned layer."""
+    """Yields operations that compute, but neither on their replica's device nor on that of their pinned layer."""
     everywhere = planned_replicas(plan)
     elsewhere: dict[tuple[str, str, str], list[Operation]] = {}
     for index, operations in group_by(replica_of, record.operations).items():
@@ -65,7 +65,7 @@ def _of_replicas(record: PlacementRecord, plan: Plan) -> Iterator[str]:
 
 
 def _of_missing(record: PlacementRecord, plan: Plan) -> Iterator[str]:
-    """Replicas and pinned layers without operations, so that a check of nothing does not pass."""
+    """Yields replicas and pinned layers without operations, so that a check of nothing does not pass."""
     own = group_by(replica_of, [o for o in record.operations if o.computes])
     for index, (task, device) in enumerate(planned_replicas(plan)):
         if task != record.task:

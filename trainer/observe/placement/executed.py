@@ -1,4 +1,4 @@
-"""Reads what one `Session.run` executed, and where. Pure: reads protocol buffers, imports no TensorFlow.
+"""Reads which operations a `Session.run` executed, and where. Pure: reads protocol buffers, imports no TensorFlow.
 
 With `RunOptions(output_partition_graphs=True)` TensorFlow returns the graphs that it executed, in other tasks too: one
 per device, after placement, inlining, lowering of loops and optimization. For a function that is called eagerly it
@@ -44,7 +44,7 @@ class Transfer(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """All of one `Session.run`, sorted."""
+    """All operations and transfers of one `Session.run`, sorted."""
 
     operations: tuple[Operation, ...]
     transfers: tuple[Transfer, ...]
@@ -71,7 +71,7 @@ def executed(metadata: Any, library: Any | None = None) -> Executed:
 
 
 def short(device: str, inside: str = "") -> str:
-    """Writes a device as plans do: "/job:ps/replica:0/task:0/device:CPU:1" -> "/job:ps/task:0/cpu:1".
+    """Abbreviates a device: "/job:ps/replica:0/task:0/device:CPU:1" -> "/job:ps/task:0/cpu:1".
 
     `inside` is a device that says what `device` leaves open.
     """
@@ -110,7 +110,7 @@ def _operations(nodes: Iterable[Any], functions: Functions, caller: str, inside:
 
 
 def _called(node: Any) -> list[tuple[str, str]]:
-    """(attribute, function) of the functions that a node runs; those of input pipelines run elsewhere and before."""
+    """Yields (attribute, function) of the functions that a node runs; input pipelines run elsewhere, earlier."""
     if "Dataset" in node.op or "Iterator" in node.op:
         return []
     called = [(key, f) for key in sorted(node.attr) for f in (node.attr[key].func, *node.attr[key].list.func)]
@@ -118,7 +118,7 @@ def _called(node: Any) -> list[tuple[str, str]]:
 
 
 def _size(functions: Functions, function: str) -> int:
-    """Operations of a function, with those of the functions that it calls."""
+    """Counts the operations of a function, including functions that it calls."""
     if function not in functions:
         return 0
     others = {f: body for f, body in functions.items() if f != function}
@@ -138,7 +138,7 @@ def _computes(node: Any) -> bool:
 
 
 def _transfers(nodes: Iterable[Any]) -> Iterator[Transfer]:
-    """Yields what was received, by link; a fetch or feed of the client has the same device at both ends."""
+    """Yields the transfers, by link; a fetch or feed of the client has the same device at both ends."""
     links: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         if node.op in ("_Recv", "_HostRecv"):

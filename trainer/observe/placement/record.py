@@ -34,7 +34,7 @@ class PlacementRecord:
 
     @property
     def devices(self) -> dict[str, list[Operation]]:
-        """Operations by device."""
+        """Counts operations by device."""
         devices: dict[str, list[Operation]] = {}
         for operation in self.operations:
             devices.setdefault(operation.device, []).append(operation)
@@ -42,7 +42,7 @@ class PlacementRecord:
 
     @functools.cached_property
     def layer_of(self) -> dict[str, str]:
-        """Layer path by name of operation; of nested scopes, the innermost counts."""
+        """Returns the layer path of an operation's name; of nested scopes, the innermost counts."""
         innermost = sorted(self.scopes, key=len, reverse=True)
         scope_of = {o.name: next((s for s in innermost if f"/{s}/" in f"/{o.name}/"), None) for o in self.operations}
         return {name: self.scopes[scope] for name, scope in scope_of.items() if scope is not None}
@@ -55,7 +55,7 @@ class PlacementRecord:
         return short(device, f"/job:{job}/task:{index}")
 
     def to_json(self, plan: Plan) -> dict[str, Any]:
-        """Returns everything, with what follows from the plan, for readers without this program."""
+        """Returns everything, and what follows from the plan, for readers without this program."""
         devices = {d: [_operation_to_json(o) for o in operations] for d, operations in self.devices.items()}
         return {
             "task": self.task,
@@ -155,7 +155,7 @@ def vectors(record: PlacementRecord, plan: Plan, shard: Shard) -> list[Operation
 
 
 def planned_replicas(plan: Plan) -> list[tuple[str, str]]:
-    """(task, device) of every replica of the run, in their order."""
+    """Returns (task, device) of every replica of the run, in order."""
     return [(task.name, device) for task in plan.workers for device in task.replicas]
 
 

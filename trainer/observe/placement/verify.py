@@ -1,4 +1,4 @@
-"""Writes where a run ran, one part per task and all parts together, and fails one that did not run as planned."""
+"""Records where a run executed, per task and merged, and fails a run that did not follow its plan."""
 
 import json
 import threading
@@ -16,11 +16,11 @@ _writing = threading.Lock()
 
 
 class PlacementError(TrainerError):
-    """Something ran on a device other than the planned one."""
+    """An operation ran on a device other than the planned one."""
 
 
 def verify(record: PlacementRecord, plan: Plan, directory: RunDirectory) -> None:
-    """Compares where a task's step ran with the plan, and records it where a launcher made the run directory.
+    """Compares where a task's step ran with the plan, and records it if a launcher made the run directory.
 
     Raises:
         PlacementError: with one sentence for each difference.

@@ -1,1 +1,1 @@
-"""Where the time of each step went."""
+"""Profiles a run: where the time of each step went."""

@@ -1,4 +1,4 @@
-"""Estimates how far this task's clock is from the chief's, by the chief's status page. Pure, but for `follow`."""
+"""Estimates the offset of this task's clock from the chief's, by the chief's status page. Pure, except `follow`."""
 
 import math
 import time
@@ -12,29 +12,29 @@ POLL_EVERY_SECS = 0.5
 
 
 class Offset(NamedTuple):
-    """What to add to the times of a clock to get the chief's."""
+    """The seconds to add to a clock's times to get the chief's."""
 
     secs: float
     error_secs: float  # at most: the request and its answer may not have taken equally long
 
     @property
     def applied_secs(self) -> float:
-        """0 where the two may be the same clock, as on one machine: an estimate would only blur it."""
+        """Returns 0 if the two may be the same clock, as on one machine: an estimate would only add error."""
         return 0.0 if abs(self.secs) <= self.error_secs else self.secs
 
 
 def estimate(asked_at: float, chief_at: float, answered_at: float) -> Offset:
-    """From one request: when it was sent, what the chief's clock said, when its answer arrived (Unix times)."""
+    """Estimates from one request: when it was sent, the chief's time, and when the answer arrived (Unix times)."""
     return Offset(chief_at - (asked_at + answered_at) / 2, (answered_at - asked_at) / 2)
 
 
 def best(offsets: Iterable[Offset]) -> Offset | None:
-    """Returns the one with the least error."""
+    """Returns the estimate with the smallest error."""
     return min(offsets, key=lambda offset: offset.error_secs, default=None)
 
 
 def follow(control: str, report: Callable[[Offset], None]) -> None:
-    """Polls the chief's page some times, and reports each estimate that is better than those before."""
+    """Polls the chief's page several times, and reports each estimate that is better than those before."""
     least_error_secs = math.inf
     for _ in range(POLLS):
         offset = _poll(control)

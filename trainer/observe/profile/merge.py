@@ -9,7 +9,7 @@ from trainer.storage.run_directory import RunDirectory
 
 
 class MergedProfile(shares.ProfileSummary):
-    """The same, with where the trace is."""
+    """The profile, with the path of the trace."""
 
     trace: str
 
@@ -34,5 +34,5 @@ def merge(directory: RunDirectory) -> MergedProfile:
 
 
 def describe(summary: MergedProfile) -> str:
-    """Returns the table, and where the trace is."""
+    """Returns the table, and the path of the trace."""
     return f"{shares.describe(summary)}\n{summary['trace']}: open it in Perfetto, or in chrome://tracing"

@@ -45,7 +45,7 @@ def summarize(profile: Profile) -> ProfileSummary:
 
 
 def fractions(attempts: Iterable[AttemptTrace], row: str) -> dict[str, dict[str, float]]:
-    """By task, the share of each phase, and of time outside all phases.
+    """Returns by task the share of each phase, and of time outside all phases.
 
     The time runs from the second step of an attempt, as the first compiles, to the end of its last one, summed over
     attempts. The phases of a step do not overlap, so all shares sum to 1.
@@ -73,7 +73,7 @@ def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def came_last(attempts: Iterable[AttemptTrace]) -> dict[str, dict[str, float]]:
-    """By worker, in how many updates its gradient came last, and how long after the next to last, on average.
+    """Returns by worker in how many updates its gradient came last, and how long after the next to last on average.
 
     As measured by the first shard; only updates of several gradients count.
     """

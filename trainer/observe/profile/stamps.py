@@ -1,4 +1,4 @@
-"""When the phases of one step ended, as an engine measures a worker's step, and a host an update. Pure."""
+"""The times at which the phases of a worker's step, or of a host's update, ended. Pure."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,7 +9,7 @@ Moment = float | Mapping[str, float]
 
 
 class Stamps(NamedTuple):
-    """A step, from the call that makes it to its return; a phase begins where the previous one ended."""
+    """The times of one step, from call to return; a phase begins when the previous one ended."""
 
     began: float  # Unix time, seconds
     ended: float

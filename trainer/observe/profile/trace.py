@@ -45,7 +45,7 @@ def _process(pid: int, attempt: AttemptTrace, start: float) -> Iterator[TraceEve
 
 
 def _waited_for(step: Step) -> dict[str, object]:
-    """Whose gradient came last, and when each came after the first."""
+    """Returns whose gradient came last, and how long after the first each came."""
     if not step.arrived:
         return {}
     first = min(step.arrived.values())
@@ -56,7 +56,7 @@ def _waited_for(step: Step) -> dict[str, object]:
 def _complete(
     name: str, row: str, pid: int, tid: int, began: float, ended: float, about: Mapping[str, object]
 ) -> TraceEvent:
-    """An event between two times, in seconds. Both are rounded, not the duration, so that nested events still nest."""
+    """Returns an event between two times, in seconds. Rounds both, not the duration, so that events still nest."""
     ts, end = _microseconds(began), _microseconds(ended)
     return {"name": name, "cat": row, "ph": "X", "ts": ts, "dur": end - ts, "pid": pid, "tid": tid, "args": dict(about)}
 

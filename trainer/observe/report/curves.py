@@ -20,7 +20,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of one run by global step."""
+    """The values of one run by global step."""
 
     name: str
     points: Points  # (step, value), by rising step
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve as it is drawn."""
+    """A curve as drawn."""
 
     name: str
     path: str  # of SVG
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """One drawing of curves."""
+    """A drawing of curves with its axes."""
 
     x_ticks: Sequence[tuple[float, str]]  # place in pixels, and number
     y_ticks: Sequence[tuple[float, str]]
@@ -54,7 +54,7 @@ class Axes:
 
 
 def draw(curves: Sequence[Curve], *, logarithmic: bool) -> Axes | None:
-    """Places curves in WIDTH x HEIGHT pixels; None where nothing can be drawn, as below 0 on a logarithmic axis."""
+    """Draws curves in WIDTH x HEIGHT pixels; None if nothing can be drawn, as below 0 on a logarithmic axis."""
     shown = [(curve, [(x, y) for x, y in curve.finite if y > 0 or not logarithmic]) for curve in curves]
     shown = [(curve, points) for curve, points in shown if points]
     if not shown:
@@ -87,7 +87,7 @@ def _place(shown: Sequence[tuple[Curve, Points]], *, logarithmic: bool) -> Axes:
 
 
 def number(value: float) -> str:
-    """Returns a number of an axis: 0.001, 2.5, 12k, 3M."""
+    """Formats a number of an axis: 0.001, 2.5, 12k, 3M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):g}{unit}"
@@ -112,7 +112,7 @@ class _Scale:
         return round(self._first + share * (self._last - self._first), 1)
 
     def ticks(self) -> list[float]:
-        """Round values within the scale."""
+        """Returns round values within the scale."""
         if self._log and self._high - self._low >= 1:
             every = max(1, round((self._high - self._low) / TICKS))
             return [10.0**power for power in range(math.ceil(self._low), math.floor(self._high) + 1, every)]
@@ -130,7 +130,7 @@ def _line(curve: Curve, points: Points, x_scale: _Scale, y_scale: _Scale) -> Lin
 
 
 def _thinned(points: Points) -> Points:
-    """At most MAX_POINTS, with every peak."""
+    """Returns at most MAX_POINTS points, with every peak."""
     if len(points) <= MAX_POINTS:
         return points
     cuts = [round(i * len(points) / (MAX_POINTS // 2)) for i in range(MAX_POINTS // 2 + 1)]
@@ -142,7 +142,7 @@ def _thinned(points: Points) -> Points:
 
 
 def _smoothed(points: Points) -> Iterator[tuple[float, float]]:
-    """Yields an exponential moving average, without a bias towards 0 at its begin."""
+    """Yields an exponential moving average, corrected for its bias towards 0 at the start."""
     total = weight = 0.0
     for x, y in points:
         total, weight = SMOOTHING * total + (1 - SMOOTHING) * y, SMOOTHING * weight + (1 - SMOOTHING)

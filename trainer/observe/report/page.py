@@ -1,4 +1,4 @@
-"""Renders the report of one run, or of several beside each other, by the template page.html.j2."""
+"""Renders the report of one run, or of several side by side, with the template page.html.j2."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -32,11 +32,11 @@ def write(path: Path, others: Sequence[Path] = (), file: Path | None = None, *, 
     """Writes the report of the run in a directory, with the curves and configs of others beside it.
 
     Args:
-        file: where; None: report.html in the directory.
+        file: its path; None: report.html in the directory.
         is_over: whether the run has ended, although its launcher still uses the directory.
 
     Returns:
-        Where it is.
+        The path of the report.
     """
     records = [read(one, _name(one, [path, *others]), is_over=is_over) for one in (path, *others)]
     file = file or path / REPORT
@@ -45,13 +45,13 @@ def write(path: Path, others: Sequence[Path] = (), file: Path | None = None, *, 
 
 
 def _name(path: Path, paths: Sequence[Path]) -> str:
-    """What a run is called on the page; two directories of one name are told apart by the folders that they are in."""
+    """Returns the name of a run on the page; directories with equal names are told apart by their folders."""
     is_alone = [other.name for other in paths].count(path.name) == 1
     return path.name if is_alone else f"{path.parent.name}/{path.name}"
 
 
 def render(records: Sequence[ReportedRun]) -> str:
-    """Renders the page; the first run is shown in full, except for files of it that are damaged."""
+    """Renders the page; the first run is shown in full, except its damaged files."""
     first, *others = records
     changed = settings.changed(first.config)
     for damaged in chain.from_iterable(combinations(LEFT_OUT, size) for size in range(len(LEFT_OUT))):
@@ -66,7 +66,7 @@ def _render(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, st
 
 
 def context(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """Returns what the template takes.
+    """Returns the variables of the template.
 
     Args:
         changed: settings of the first run that differ from the defaults.
@@ -101,7 +101,7 @@ def context(records: Sequence[ReportedRun], changed: Sequence[tuple[str, str, st
 
 
 def _tiles(run: ReportedRun) -> Iterator[tuple[str, str, str]]:
-    """(label, value, a word below it)."""
+    """Yields (label, value, a word below it)."""
     facts, summary = run.facts, run.summary
     yield "state", facts.state, facts.failed or ("" if facts.phase == facts.state else facts.phase)
     yield "steps", f"{facts.step:,}", f"of {facts.steps:,}"
@@ -128,7 +128,7 @@ def _duration(secs: float) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    """What one value did, over all runs."""
+    """The curves of one value, over all runs."""
 
     title: str
     linear: Axes

@@ -1,4 +1,4 @@
-"""Reads all that the report shows of a run."""
+"""Reads everything that the report shows of a run."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from trainer.storage.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """All that the report shows of one run."""
+    """The data that the report shows of one run."""
 
     name: str
     facts: RunFacts
@@ -40,7 +40,7 @@ def read(path: Path, name: str, *, is_over: bool = False) -> ReportedRun:
     """Reads a run directory.
 
     Args:
-        name: what the run is called on the page.
+        name: of the run on the page.
         is_over: whether the run has ended, although its launcher still uses the directory.
     """
     directory = RunDirectory(path)
@@ -60,5 +60,5 @@ def read(path: Path, name: str, *, is_over: bool = False) -> ReportedRun:
 
 @functools.lru_cache(maxsize=64)
 def _read_config(path: Path, modified_ns: int) -> RunConfig:
-    """The config of a run, which takes 30 ms to read: far longer than the rest of a page that is looked at live."""
+    """Returns the config of a run, cached because reading it takes 30 ms, far longer than the rest of a live page."""
     return RunDirectory(path).read_config()

@@ -20,7 +20,7 @@ MAX_SHARD_ROWS = 200
 
 @dataclass(frozen=True)
 class TaskRow:
-    """What the page shows of a task."""
+    """The row of a task."""
 
     task: Task
     state: str
@@ -77,7 +77,7 @@ def _by_index(task: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class EventRow:
-    """An event as a person reads it."""
+    """The row of an event."""
 
     time: str
     kind: str
@@ -100,7 +100,7 @@ def event_rows(run: ReportedRun) -> list[EventRow]:
 
 @dataclass(frozen=True)
 class PlacementTable:
-    """What did not run where it was planned, and how many operations ran on each device."""
+    """The differences from the planned placement, and the operations on each device."""
 
     differences: Sequence[tuple[str, str]]  # task, text
     rows: Sequence[tuple[str, str, str, int]]  # task, step or update, device, operations
@@ -136,7 +136,7 @@ def _describe_event(event: RunEvent) -> str:
 
 @dataclass(frozen=True)
 class ShardRow:
-    """What the page shows of a shard."""
+    """The row of a shard."""
 
     host: str
     pieces: Sequence[Slice]
@@ -146,7 +146,7 @@ class ShardRow:
 
 
 def shard_rows(plan: Plan) -> list[ShardRow]:
-    """By host: its bytes and its share of all, with its parameters."""
+    """Returns by host its bytes, its share of all bytes, and its parameters."""
     total = sum(4 * piece.size for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
     return [
         ShardRow(

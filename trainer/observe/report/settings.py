@@ -1,4 +1,4 @@
-"""The config of a run as what differs from the defaults, or from other runs."""
+"""Finds the settings of a run that differ from the defaults, or from other runs."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ NOTHING = "(not set)"
 
 
 def flat(config: RunConfig) -> dict[str, str]:
-    """Returns every value of a config by its dotted key, as it is typed."""
+    """Returns every value of a config by its dotted key, as typed."""
     values = {key: value for key, value in to_json(config).items() if key not in OF_THE_COMMAND}
     return {key: shown(value) for key, value in _leaves("", values) if key not in NOT_SHOWN}
 
@@ -33,7 +33,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def changed(config: RunConfig) -> list[tuple[str, str, str]]:
-    """(key, value, default) of what differs from the defaults; options are compared with those of the same model."""
+    """Returns (key, value, default) of settings that differ from the defaults; options are those of the same model."""
     mine = {"model": config.model.name, "data": config.data.name, "optimizer": config.optimizer.name.value}
     usual = _usual_choices()
     chosen = {group: name for group, name in mine.items() if name != usual[group]}
@@ -51,13 +51,13 @@ def changed(config: RunConfig) -> list[tuple[str, str, str]]:
 
 
 def _usual_choices() -> dict[str, str]:
-    """Returns the choice of each group that is made by default."""
+    """Returns the default choice of each group."""
     main = yaml.safe_load((sources.conf_dir() / "config.yaml").read_text())
     return {group: name for one in main["defaults"] if isinstance(one, dict) for group, name in one.items()}
 
 
 def _is_shipped(group: str, name: str) -> bool:
-    """Whether it is no function of the user's file."""
+    """Whether a model or data set is not a function of the user's file."""
     return (sources.conf_dir() / group / f"{name}.yaml").is_file()
 
 
@@ -68,7 +68,7 @@ def _required(group: str, name: str) -> list[str]:
 
 
 def differences(configs: Sequence[RunConfig]) -> list[tuple[str, list[str]]]:
-    """(key, its value in each run) of what the configs do not have in common."""
+    """Returns (key, its value in each run) of settings that differ between configs."""
     values = [flat(config) for config in configs]
     keys = dict.fromkeys(key for one in values for key in one)
     rows = [(key, [one.get(key, NOTHING) for one in values]) for key in keys]

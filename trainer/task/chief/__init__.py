@@ -1,1 +1,1 @@
-"""What worker:0 does beside training: checkpoints, summaries, evaluation, export."""
+"""The duties of worker:0 besides training: checkpoints, summaries, evaluation, export."""

@@ -1,6 +1,6 @@
-"""What follows from a row of evaluations, as from Keras's EarlyStopping and ReduceLROnPlateau. Pure.
+"""Decides from a series of evaluations, as Keras's EarlyStopping and ReduceLROnPlateau do. Pure.
 
-All evaluations of a row have the metric by which they are compared.
+All evaluations of a series have the metric by which they are compared.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def improves(one: Evaluation, best: Evaluation, metric: str, config: EvaluateCon
 
 
 def best_of(scored: Sequence[Evaluation], metric: str, config: EvaluateConfig) -> int:
-    """The place of the best in a row that is not empty; training ends when `evaluate.patience` others follow it."""
+    """Returns the index of the best evaluation; training ends when `evaluate.patience` others follow it."""
     best = 0
     for place, one in enumerate(scored):
         if improves(one, scored[best], metric, config, min_delta=config.min_delta):

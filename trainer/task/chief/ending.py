@@ -1,4 +1,4 @@
-"""Ends a run before its last step: when evaluations no longer improve, or a function of the user's file says so."""
+"""Ends a run before its last step: when evaluations no longer improve, or a hook of the user's file asks for it."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class Hooks:
         return name in self._functions
 
     def follow(self, state: StepResult | None, *, is_asked: bool) -> None:
-        """Notes that the state is of a run that is to stop, and neither a signal nor an evaluation says why."""
+        """Records that the state belongs to a stopping run, if neither a signal nor an evaluation says so."""
         if state and state.stop and not is_asked and self._functions:
             end_early(self._status, state.step, f"a hook of {self._user} returned {STOP!r} before a restart")
 
@@ -47,7 +47,7 @@ class Hooks:
 
 
 def end_early(status: TaskPage, step: int, why: str) -> None:
-    """Has the chief ask all replicas to stop with their next step."""
+    """Makes the chief ask all replicas to stop with their next step."""
     if status.ended_early is None:
         status.ended_early = why
         _log.info("ending early, at step %d: %s", step, why)

@@ -1,4 +1,4 @@
-"""Evaluates a run between two steps, where no evaluator task does."""
+"""Evaluates a run between two steps, if no evaluator task does."""
 
 import logging
 import time
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class ChiefEvaluation:
-    """Scores snapshots where no evaluator task does."""
+    """Scores snapshots, if no evaluator task does."""
 
     evaluator: Evaluator
     events: Events
@@ -32,7 +32,7 @@ class ChiefEvaluation:
     abandoned: Snapshot | None = None  # not evaluated, because the run is to stop
 
     def run(self, snapshot: Snapshot) -> dict[str, float]:
-        """Returns eval_loss and a score for each metric, which TensorBoard shows too.
+        """Returns eval_loss and a score for each metric, and writes them for TensorBoard.
 
         Raises:
             AbandonedError: if the run has to stop before that; it will continue from this state.
@@ -56,7 +56,7 @@ class ChiefEvaluation:
         return {f"eval_{name}": value for name, value in scores.items()}
 
     def is_missing(self, step: int, every: int) -> bool:
-        """Whether a state that a chief starts from was to be evaluated, and a predecessor died before it did."""
+        """Whether the state that a chief starts from lacks an evaluation, because its predecessor died before it."""
         return every > 0 and self.lines.last_step // every < step // every
 
     def _goes_on(self, examples: int) -> bool:
@@ -64,7 +64,7 @@ class ChiefEvaluation:
         return not self.status.is_stopping
 
     def run_and_log(self, snapshot: Snapshot) -> None:
-        """Evaluates between two steps; if abandoned, remembers the state, from which the run continues."""
+        """Evaluates between two steps; if abandoned, keeps the state, from which the run continues."""
         try:
             scores = self.run(snapshot)
         except AbandonedError:

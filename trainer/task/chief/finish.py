@@ -70,7 +70,7 @@ def finish(chief: Chief, pace: Pace, workload: Workload, *, stopped: bool, resum
 
 
 def _export(spec: TaskSpec, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Written:
-    """Exports a state; whatever the code of a model does then, training is done, and its results are kept."""
+    """Exports a state; an error in a model's code then does not fail the run, whose results are kept."""
     folder = spec.directory.export
     folder.mkdir(parents=True, exist_ok=True)
     model_card.remove_files(folder)  # of a run that had fewer steps
@@ -102,7 +102,7 @@ def _logs(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _save_and_evaluate(chief: Chief, pace: Pace, *, stopped: bool) -> tuple[Snapshot, dict[str, Any], bool]:
-    """Returns the last state, what the summary says of it, and whether the run was stopped.
+    """Returns the last state, its values for the summary, and whether the run was stopped.
 
     Leaves the engine last, because other tasks wait for this one.
     """

@@ -1,4 +1,4 @@
-"""The state that a run starts from: what the shard hosts still hold, a checkpoint, or the model's initial values."""
+"""Finds the state that a run starts from: what the shard hosts still hold, a checkpoint, or initial values."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InitialState:
-    """Where a chief begins."""
+    """The state at which a chief starts."""
 
     step: int  # global step of the state
     is_adopted: bool = False  # the shard hosts held it: an earlier chief died, and what it left undone is due
@@ -53,7 +53,7 @@ def start(spec: TaskSpec, runtime: TaskRuntime, engine: Engine, model: Any) -> I
 
 
 def state_of(engine: Engine) -> StepResult:
-    """Returns what the state says that an engine has just started from; under sync no replica has moved it yet."""
+    """Returns the state that an engine has just started from; under sync no replica has changed it yet."""
     return engine.missed[-1] if engine.missed else engine.peek()
 
 
@@ -122,7 +122,7 @@ def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
 
 
 def _metrics_in(source: Checkpoint) -> Mapping[str, Any]:
-    """Returns what a checkpoint says of the update that led to it; nothing if it was not known."""
+    """Returns the metrics of the update that led to a checkpoint; empty if they were not known."""
     return source.facts.get("metrics", {})
 
 

@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class Judge:
-    """Reads evaluations.jsonl: a chief that was restarted counts on, and an evaluator task may write it.
+    """Reads evaluations.jsonl, so that a restarted chief continues to count; an evaluator task may write it.
 
-    Where the chief evaluates and all replicas wait for each other, what it asks for at a step depends on the
-    evaluations up to that step alone, not on when it was started.
+    If the chief evaluates and all replicas wait for each other, its requests at a step depend only on the
+    evaluations up to that step, not on when it was started.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Judge:
         return any(one is not None for one in patiences) or self._hooks.has("on_evaluation")
 
     def poll(self, step: int) -> None:
-        """Acts on what was written since the last call; `step` is the global step."""
+        """Acts on the evaluations written since the last call; `step` is the global step."""
         scored = self._read(step)
         for one in scored[self._seen :]:
             self._hooks.call("on_evaluation", one.step, one.scores)
@@ -58,7 +58,7 @@ class Judge:
             self._decide(scored)
 
     def _read(self, step: int) -> list[Evaluation]:
-        """The evaluations up to a step: an evaluator task may not yet have removed those of a state that was lost."""
+        """Returns the evaluations up to a step: an evaluator task may not yet have removed those of a lost state."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size != self._size:
             self._size, self._all = size, evaluations.read(self._path)

@@ -1,4 +1,4 @@
-"""What other commands ask of the chief: to save a checkpoint, or for parameters."""
+"""Reads the requests of other commands to the chief: to save a checkpoint, or to send parameters."""
 
 import logging
 import math
@@ -28,11 +28,11 @@ class Mailbox:
         return Request.save.value in self._read() and requests.take(self._directory, Request.save)
 
     def has_questions(self) -> bool:
-        """Whether somebody waits for parameters."""
+        """Whether a command is waiting for parameters."""
         return bool(self._questions())
 
     def answer(self, snapshot: Snapshot) -> None:
-        """Answers every question from a snapshot; one that cannot be answered does not disturb the run."""
+        """Answers every question from a snapshot; a failure does not affect the run."""
         slots = {
             f"{questions.SLOTS}{slot}/{path}": value
             for slot, values in snapshot.slots.items()

@@ -64,7 +64,7 @@ class Report:
             self._report(result)
 
     def values_at(self, step: int) -> Mapping[str, float]:
-        """Returns what was reported of a step: loss, metrics and rates; nothing if it was not."""
+        """Returns the values reported for a step: loss, metrics and rates; empty if none were."""
         return self._values if step == self._reported_step else {}
 
     def write_gradients(self, result: StepResult) -> None:
@@ -111,7 +111,7 @@ class Report:
             _log.info(history.describe(values, self._plan.steps, self._plan.update_batch, with_metrics=True))
 
     def _write_contributions(self, step: int) -> None:
-        """Writes how stale each worker's gradients were, and how many were dropped; nothing where none can be."""
+        """Writes how stale each worker's gradients were, and how many were dropped; nothing if none can be stale."""
         table = self._engine.contributions()
         if table is None:
             return
@@ -124,7 +124,7 @@ class Report:
 
 
 def summarize(spec: TaskSpec, status: TaskPage, step: int, pace: Pace) -> dict[str, Any]:
-    """Returns what summary.json says of a run that has come to a step."""
+    """Returns the values of summary.json for a run that has reached a step."""
     plan = spec.plan
     first = status.first_step_at
     return {
@@ -149,6 +149,6 @@ def summarize(spec: TaskSpec, status: TaskPage, step: int, pace: Pace) -> dict[s
 
 
 def log_summary(summary: Mapping[str, Any]) -> None:
-    """Logs the result of the run where no launcher prints it."""
+    """Logs the result of the run, if no launcher prints it."""
     text = "".join(f", {name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_"))
     _log.info("%d steps%s, params_sha256 %s", summary["steps"], text, summary["params_sha256"])

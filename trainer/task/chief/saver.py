@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Saver:
-    """Saves snapshots as checkpoints; a state that is not sound never."""
+    """Saves snapshots as checkpoints, except states that are not sound."""
 
     spec: TaskSpec
     status: TaskPage
@@ -38,7 +38,7 @@ class Saver:
     changes: table_files.Changes | None = None  # gives the rows of tables that have changed
 
     def save_if_sound(self, snapshot: Snapshot) -> None:
-        """Saves between two steps; what is wrong with the state ends the run later, in all replicas alike."""
+        """Saves between two steps; a problem of the state ends the run later, in all replicas alike."""
         config, rows = self.spec.config, self._changed_rows(snapshot.step)
         if problem := _problem(snapshot, rows, skips_bad_updates=config.train.on_not_finite is NotFinitePolicy.skip):
             _log.warning("step %d was not saved: %s", snapshot.step, problem)
@@ -61,7 +61,7 @@ class Saver:
         self._save(snapshot, rows, None)
 
     def save_unless_saved(self, snapshot: Snapshot) -> None:
-        """Does what `save_last` does, unless there is a checkpoint of that step."""
+        """Does the same as `save_last`, unless there is a checkpoint of that step."""
         self.writer.wait()
         if not (self.spec.directory.checkpoints / f"{snapshot.step:09d}").is_dir():
             self.save_last(snapshot)
@@ -85,14 +85,14 @@ class Saver:
             _log_and_continue(error)
 
     def _changed_rows(self, step: int) -> ChangedRows | None:
-        """Copies of the rows of tables that the newest checkpoint of this state does not have."""
+        """Copies the rows of tables that the newest checkpoint of this state lacks."""
         if self.changes is None:
             return None
         self.writer.wait()  # that one may still be on its way to the disk
         return self.changes(step, self._newest(step))
 
     def _newest(self, step: int) -> Checkpoint | None:
-        """Returns the newest checkpoint up to a step that this state went through; None: none is known."""
+        """Returns the newest checkpoint of this history up to a step; None if none is known."""
         folder = self.spec.directory.checkpoints
         for path in [*reversed(checkpoint.finished(folder)), *([Path(self.source)] if self.source else [])]:
             with contextlib.suppress(CheckpointError):
@@ -103,7 +103,7 @@ class Saver:
         return None
 
     def _save(self, snapshot: Snapshot, rows: ChangedRows | None, on_error: checkpoint_writer.OnError | None) -> None:
-        """Begins to save, once the save before is on disk."""
+        """Starts a save, once the previous one is on disk."""
         status = self.status
         self.journal.write(Save(self.generation, snapshot.step))
         before, status.state = status.state, TaskState.saving  # on a slow disk the save before takes long
@@ -131,7 +131,7 @@ class Saver:
         return facts
 
     def roll_back(self, step: int) -> None:
-        """Records that the run goes back to its newest checkpoint, which may still be on its way to the disk.
+        """Records that the run returns to its newest checkpoint, which may still be being written.
 
         Args:
             step: whose update was skipped.
@@ -143,7 +143,7 @@ class Saver:
 
 
 def _problem(snapshot: Snapshot, rows: ChangedRows | None, *, skips_bad_updates: bool) -> str | None:
-    """Returns why a state must not be saved; it may be the first to show that an update was skipped."""
+    """Returns why a state must not be saved; it may be the first sign of a skipped update."""
     if snapshot.bad and not skips_bad_updates:
         return "an update was skipped"
     path = _first_bad_parameter(snapshot, rows)
@@ -163,7 +163,7 @@ def make_writer(spec: TaskSpec, *, is_read: bool) -> checkpoint_writer.Writer:
     """Returns the writer of the run's checkpoints.
 
     Args:
-        is_read: whether an evaluator task scores each of them, and they stay until it has.
+        is_read: whether an evaluator task scores each of them, until which they are kept.
     """
     keep, directory = spec.config.checkpoint.keep, spec.directory
     shared = [directory.frozen] if spec.plan.frozen.sha256 and directory.frozen.exists() else []

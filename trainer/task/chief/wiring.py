@@ -1,4 +1,4 @@
-"""What worker 0 does beside its replica, put together: saves, evaluations, reports and hooks between steps."""
+"""Assembles the chief's actions between steps: saves, evaluations, reports and hooks."""
 
 import threading
 from collections.abc import Callable, Sequence

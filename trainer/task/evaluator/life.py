@@ -1,6 +1,6 @@
-"""Runs an evaluator task: it scores every checkpoint of a run, keeps the best, and leaves after the last one.
+"""Runs an evaluator task: it scores every checkpoint of a run, keeps the best, and exits after the last one.
 
-It is not part of the cluster that trains, and nobody waits for it. It reads the checkpoints where the chief writes
+It is not part of the training cluster, and no task waits for it. It reads the checkpoints where the chief writes
 them, so both need the same run directory: under a scheduler `run=PATH` names one that all pods share. There it writes
 `evaluations.jsonl`, `best/` and `events/evaluator`. The chief's status page says whether more checkpoints will come.
 """
@@ -31,7 +31,7 @@ def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
     """Scores checkpoints until the last one has its score, or this task is asked to stop; returns whether it was.
 
     Raises:
-        PeerError: if the chief does not come up, or is gone before its last checkpoint.
+        PeerError: if the chief does not come up, or disappears before its last checkpoint.
         CheckpointError: if a checkpoint is of another model.
         OSError: if the run directory is missing, or cannot be written.
     """
@@ -116,7 +116,7 @@ def _describe_gone(chief: ChiefStatus, directory: RunDirectory, steps: int) -> s
 
 
 class Finder:
-    """Finds the checkpoints of this run; not those of an earlier run, if the chief may still move them away."""
+    """Finds the checkpoints of this run, ignoring those of an earlier run that the chief may still move aside."""
 
     def __init__(self, folder: Path, *, may_be_moved: bool) -> None:
         self._folder = folder
@@ -125,7 +125,7 @@ class Finder:
             self._earlier = {identity_of(path) for path in checkpoint.finished(folder)}
 
     def find(self, *, chief_has_begun: bool) -> list[Path]:
-        """Returns them by rising step; none before the chief has begun, which a new checkpoint shows too."""
+        """Returns checkpoints by rising step; none before the chief has started, which a new checkpoint also shows."""
         paths = checkpoint.finished(self._folder)
         if self._earlier is not None and not chief_has_begun and self._earlier.issuperset(map(identity_of, paths)):
             return []

@@ -1,4 +1,4 @@
-"""Scores parameters on the examples that are not trained on, and the checkpoints of a run."""
+"""Scores parameters, and the checkpoints of a run, on the evaluation examples."""
 
 import contextlib
 import logging
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModelCopy:
-    """A separate graph with one copy of the parameters, which computes something for each evaluation batch."""
+    """A separate graph with one copy of the parameters, which computes a result for each evaluation batch."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ModelCopy:
         Args:
             make: builds a function of (parameters, state, batch, rows), as `step.make_evaluation` does.
             steps: number of batches; None: all.
-            tables: give the rows as they are when a batch is computed.
+            tables: read the current rows when a batch is computed.
         """
         objective = workload.objective
         self._frozen = Copy(workload.frozen)
@@ -138,7 +138,7 @@ def make_evaluator(section: EvaluateConfig, workload: Workload, device: str, tab
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
-    """Returns the parameters to score and to export: the moving average, where there is one."""
+    """Returns the parameters to score and to export: the moving average, if there is one."""
     return snapshot.slots.get("ema") or snapshot.parameters
 
 
@@ -240,7 +240,7 @@ class CheckpointScorer:
         """Continues the files of an earlier attempt; returns the steps that have a score.
 
         Args:
-            newest: step of the newest checkpoint; later scores belong to a state that was given up.
+            newest: step of the newest checkpoint; later scores belong to a discarded state.
         """
         self._lines = History(self._directory.evaluations, start=newest)
         scored = {evaluation.step for evaluation in evaluations.read(self._directory.evaluations)}
@@ -269,7 +269,7 @@ class CheckpointScorer:
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Tells a checkpoint from another of the same step; None for one that was removed."""
+    """Identifies a checkpoint among others of the same step; None for one that was removed."""
     try:
         stat = path.stat()
     except OSError:
