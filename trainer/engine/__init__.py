@@ -1,1 +1,1 @@
-"""Where parameters live and gradients meet."""
+"""Holds parameters, and turns gradients into updates."""

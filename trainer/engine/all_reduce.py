@@ -37,7 +37,7 @@ class _Batch:
 
 
 class AllReduceEngine:
-    """One worker's copy of everything; the methods are those of `engine.Engine`."""
+    """Trains one worker's copy of everything; the methods are those of `engine.Engine`."""
 
     is_tracing = False  # works at the first step only
     executed: Executed | None = None
@@ -56,7 +56,7 @@ class AllReduceEngine:
         parameters: str = "/cpu:0",
         profiles: bool = False,
     ) -> None:
-        """Keeps what `connect` builds the engine from.
+        """Keeps the parts from which `connect` builds the engine.
 
         Args:
             strategy: from server.start_strategy.
@@ -71,7 +71,7 @@ class AllReduceEngine:
         self._replicas, self._device, self._fills = replicas, parameters, optimizer.slots()
 
     def connect(self, target: str, session_config: Any) -> None:
-        """Makes this worker's copy; the strategy has connected the cluster, so the arguments are not used."""
+        """Makes this worker's copy; the strategy has connected the cluster, so the arguments are unused."""
         with tf.device("/cpu:0"):
             self._taken = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._data_wait = DataWait(lambda: int(self._taken.numpy()))
@@ -90,7 +90,7 @@ class AllReduceEngine:
         self._receive([tf.constant(v) for v in snapshot.to_flats(self._shard, self._fills, generation=generation)])
 
     def held(self) -> int:
-        """0: the state ends with the cluster."""
+        """Returns 0: the state ends with the cluster."""
         return 0
 
     def start(self) -> int:
@@ -137,13 +137,13 @@ class AllReduceEngine:
         return Snapshot.from_flats(self.peek().step, [self._shard], [self._flat.numpy()], [slots])
 
     def release(self) -> None:
-        """A snapshot is whole."""
+        """Does nothing: a snapshot is complete."""
 
     def contributions(self) -> None:
-        """Every replica is in every update."""
+        """Returns None: every replica is in every update."""
 
     def leave(self) -> None:
-        """Waits for all workers, because one that left earlier would look like one that failed."""
+        """Waits for all workers, because a worker that left earlier would look like a failed one."""
         self._run_broadcast([tf.zeros([1])])  # an empty sum would not wait for the others
 
     def _asking(self, stop: bool, reductions: int) -> Requests:
@@ -155,7 +155,7 @@ class AllReduceEngine:
             variable.assign(value)
 
     def _broadcast(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums over the workers, where one has the values and the others have zeros; no bit changes.
+        """Broadcasts by a sum over the workers, of which one has the values and the others zeros; no bit changes.
 
         A sum of floats would turn -0.0 into 0.0, so the halves of their bits are summed as integers.
         """

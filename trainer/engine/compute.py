@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica: its step, its batches, its place among all."""
+    """One replica: its step, its batches, and its number among all."""
 
     step: Callable[..., Any]  # from replica.make_step
     batches: Callable[..., Any]  # adds its training batches (data.pipeline.Batches) to the default graph
@@ -50,7 +50,7 @@ def pack_float32(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], shar
 
 
 class Requests(NamedTuple):
-    """What a worker asks of the shard hosts with its gradients; [] float32, 0 unless it is fed."""
+    """The requests of a worker to the shard hosts, sent with its gradients; [] float32, 0 unless fed."""
 
     stop: tf.Tensor  # 1: all replicas are to stop
     reductions: tf.Tensor  # of the learning rate, times the workers whose gradients an update averages
@@ -61,7 +61,7 @@ class Requests(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What a replica step contributes to an update."""
+    """The contribution of a replica step to an update."""
 
     gradients: dict[str, tf.Tensor]  # by path
     state: dict[str, tf.Tensor]
@@ -70,7 +70,7 @@ class Computed(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The same, packed."""
+    """The packed contribution of a replica step."""
 
     vectors: list[tf.Tensor]  # by shard
     rows: Sequence[tf.Tensor]
@@ -86,7 +86,7 @@ def compute(
     write: Write = pack_float32,
     rows: Sequence[tf.Tensor] = (),
 ) -> Packed:
-    """Like `run_step`, but packed for each shard by `write`.
+    """Runs `run_step`, and packs its result for each shard with `write`.
 
     Args:
         headers: [LANES] the tags of a push to each shard.
@@ -117,7 +117,7 @@ def run_step(
 
     Args:
         vectors: pulled from each shard.
-        rows: of tables, what each lookup is given.
+        rows: of tables, for each lookup.
     """
     checked: list[str] = []  # what each element of `finite` is about
 
@@ -157,9 +157,9 @@ def run_step(
 def _name_bad(
     replica: Replica, is_bad: tf.Tensor, finite: tf.Tensor, checked: Sequence[str], *, step: tf.Tensor
 ) -> tf.Operation:
-    """Logs what is not finite in the task that computed it; all others learn only that something is.
+    """Logs what is not finite in the task that computed it; the others only learn that something is.
 
-    An operation of the graph, so that it costs no fetch; outside of what XLA compiles, which cannot call Python.
+    It is an operation of the graph, to save a fetch, outside the code that XLA compiles, which cannot call Python.
     """
 
     def report() -> tf.Operation:
@@ -197,13 +197,13 @@ def mean_over_replicas(
     write: Write = pack_float32,
     rows: Sequence[tf.Tensor] = (),
 ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-    """Packs what a worker pushes to each shard, the mean over its replicas; and what clipping multiplied it by.
+    """Packs the mean over a worker's replicas for each shard; also returns the factor of clipping.
 
     Args:
         packed: by replica and shard, in float32.
         headers: [LANES] the tags of a push to each shard; to be copied, never computed with.
         clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
-        rows: mean gradients of rows of tables, which the norm is of too.
+        rows: mean gradients of rows of tables, which count in the norm too.
     """
     if len(packed) == 1 and clip is None:
         regions = [halves(vector, shard) for vector, shard in zip(packed[0], shards, strict=True)]
@@ -227,7 +227,7 @@ def mean_over_replicas(
 def _clipped(
     means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig, square: tf.Tensor | None
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns the means, and what they were multiplied by; `square` [] is of other gradients that the norm is of."""
+    """Returns the clipped means, and their factor; `square` [] is that of other gradients in the norm."""
     squares = [
         optimizers.square_sums(mean, [(piece.offset, piece.padded) for piece in shard.trainable])
         for mean, shard in zip(means, shards, strict=True)
@@ -245,7 +245,7 @@ def _clipped(
 
 
 def in_step(batches: Any, step: tf.Tensor) -> Any:
-    """Batches that fail unless they and the parameters are of the same step."""
+    """Returns batches that fail unless they and the parameters belong to the same step."""
     same = tf.debugging.assert_equal(batches.step, step, "the batch and the parameters belong to different steps")
     with tf.control_dependencies([same]):
         return dataclasses.replace(batches, batch=batches.batch.map(tf.identity))

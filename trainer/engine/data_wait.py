@@ -27,7 +27,7 @@ class BatchCount:
 
 
 class DataWait:
-    """Follows the steps of an engine; `secs` may be called from any thread."""
+    """Tracks the steps of an engine; `secs` may be called from any thread."""
 
     def __init__(self, taken: Callable[[], int]) -> None:
         """Begins before the first step; `taken` returns how many batches the steps have received."""

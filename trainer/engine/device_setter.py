@@ -97,7 +97,7 @@ def _path_of(name: str, paths: Collection[str]) -> str | None:
 
 
 def _nbytes(node: Any) -> int:
-    """Bytes of a variable; 0 if its shape is unknown, as a hash table's always is."""
+    """Returns the bytes of a variable; 0 if its shape is unknown, as for hash tables."""
     if "shape" not in node.attr:
         return 0
     size = tf.TensorShape(node.attr["shape"].shape).num_elements()

@@ -1,4 +1,4 @@
-"""Names of devices."""
+"""Builds names of devices."""
 
 
 def device_of(task: str, device: str = "cpu:0") -> str:

@@ -1,4 +1,4 @@
-"""The protocol of an engine: what the training loop asks of whatever holds the parameters."""
+"""The protocol of an engine: the operations that the training loop needs from whatever holds the parameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from trainer.observe.placement.executed import Executed
 
 
 class Engine(Protocol):
-    """Where parameters live and gradients meet.
+    """Holds the parameters, and turns gradients into updates.
 
     The order of calls is connect, load (the chief only, unless `held` says that a state is there), start, then step,
     peek, snapshot and contributions in any order, and leave. Calls that talk to other tasks raise `tf.errors.OpError`
@@ -37,14 +37,14 @@ class Engine(Protocol):
         """Makes a snapshot the state of every task. Blocks until the shard hosts, or all workers, have received it."""
 
     def held(self) -> int:
-        """Returns the generation of the state that is there already; 0: none. Does not block.
+        """Returns the generation of the state that already exists; 0: none. Does not block.
 
         Raises:
-            IncompleteError: if some shard hosts have a state and others have none, or another.
+            IncompleteError: if some shard hosts have a state and others have none, or a different one.
         """
 
     def start(self) -> int:
-        """Takes this worker's place and sets its input to the global step, which it returns.
+        """Takes this worker's seat and sets its input to the global step, which it returns.
 
         Blocks until the chief has loaded a state.
         """
@@ -52,11 +52,11 @@ class Engine(Protocol):
     def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         """Computes on the next batch, and updates or pushes.
 
-        Blocks until the parameters are here: under sync until all gradients of the step before have arrived.
+        Blocks until the parameters have arrived: under sync until all gradients of the previous step have been pushed.
 
         Args:
             stop: asks all replicas to stop after the next step.
-            reductions: how often the learning rate is to be reduced from this update on; fewer change nothing.
+            reductions: how often the learning rate must be reduced from this update on; fewer change nothing.
             fetch_gradients: also returns the mean gradient of this process's replicas.
 
         Returns:
@@ -70,19 +70,19 @@ class Engine(Protocol):
         """Returns how long the current step has been waiting for its batch; 0 if it is not. Safe from any thread."""
 
     def peek(self) -> StepResult:
-        """Reads where the run stands, without a step. Blocks until this worker's pushes are applied or dropped."""
+        """Reads the state of the run, without a step. Blocks until this worker's pushes are applied or dropped."""
 
     def snapshot(self) -> Snapshot:
         """Returns everything a checkpoint holds. Blocks as `peek` does.
 
-        It is all of one step, except under async, where a shard may be some steps ahead of the one that counts.
+        All of it belongs to one step, except under async, where a shard may be some steps ahead of the one that counts.
         """
 
     def release(self) -> None:
-        """Ends the use of the last snapshot: nothing more that belongs to it, as rows of tables, will be asked for."""
+        """Ends the use of the last snapshot: no more of its rows of tables will be requested."""
 
     def contributions(self) -> Table | None:
-        """Returns how many gradients of each worker were applied and dropped; None where every update has all."""
+        """Returns how many gradients of each worker were applied and dropped; None if every update has all."""
 
     def leave(self) -> None:
         """Ends this worker's part in the run. Under all_reduce it blocks until all workers call it."""

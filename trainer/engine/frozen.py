@@ -1,4 +1,4 @@
-"""Gives the frozen weights of a model to a graph, as variables that are loaded once."""
+"""Adds the frozen weights of a model to a graph, as variables that are loaded once."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ v1 = tf.compat.v1
 
 
 class Copy:
-    """Frozen weights as tensors of a graph."""
+    """The frozen weights as tensors of a graph."""
 
     def __init__(self, values: Mapping[str, np.ndarray]) -> None:
         self._values = values
@@ -20,11 +20,11 @@ class Copy:
     def tensors(self, name: str) -> dict[str, tf.Tensor]:
         """Adds them to the default graph, by path, where its devices say; `load` gives them their values.
 
-        Variables, because a graph definition with its constants is limited to 2 GB. Where TensorFlow runs eagerly they
+        They are variables, because a graph definition with its constants is limited to 2 GB. In eager mode they
         have their values at once.
 
         Args:
-            name: unlike that of another copy on the same server.
+            name: different from that of other copies on the same server.
         """
         with tf.init_scope():
             if tf.executing_eagerly():

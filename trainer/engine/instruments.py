@@ -1,4 +1,4 @@
-"""What a step's graph contains for observers: time stamps of its phases, failpoints, a record of what ran where."""
+"""Instruments a step's graph: time stamps of its phases, failpoints, and a record of what ran where."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ v1 = tf.compat.v1
 
 
 class GraphClock:
-    """Stamps of one step: Unix time, [] float64 seconds. Without profiling it adds nothing to the graph."""
+    """Stamps the phases of one step: Unix time, [] float64 seconds. Without profiling it adds nothing to the graph."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         self._is_wanted = is_wanted
@@ -24,11 +24,11 @@ class GraphClock:
 
     @property
     def fetches(self) -> list[Any]:
-        """Returns what else to fetch: the `ends` and `arrived` of `Stamps`; or nothing."""
+        """Returns the additional fetches: the `ends` and `arrived` of `Stamps`; or nothing."""
         return [self._ends, self._arrived] if self._is_wanted else []
 
     def end(self, phase: str, after: Sequence[Any], *, on: str | None = None) -> list[tf.Tensor]:
-        """Ends a phase after some operations; returns the stamp, for what must wait for it.
+        """Ends a phase after some operations; returns the stamp, for operations that must wait for it.
 
         Args:
             on: the task of the current device, if it is another one; once for each of its shards.
@@ -44,11 +44,11 @@ class GraphClock:
         return [at]
 
     def end_at(self, phase: str, at: tf.Tensor) -> None:
-        """Ends a phase at a time that the graph measures already."""
+        """Ends a phase at a time that the graph already measures."""
         self._ends[phase] = at
 
     def arrive(self, worker: str, after: Sequence[Any]) -> list[tf.Tensor]:
-        """Stamps the arrival of a worker's gradient; returns the stamp, for what must wait for it."""
+        """Stamps the arrival of a worker's gradient; returns the stamp, for operations that must wait for it."""
         if not self._is_wanted:
             return []
         self._arrived[worker] = now(after)
@@ -56,7 +56,7 @@ class GraphClock:
 
 
 def now(after: Sequence[Any]) -> tf.Tensor:
-    """[] float64: the Unix time, in seconds, when some operations are done."""
+    """Returns [] float64: the Unix time, in seconds, when some operations are done."""
     with tf.control_dependencies(list(after)):
         if not is_op_determinism_enabled():
             return tf.timestamp()
@@ -83,7 +83,7 @@ def failpoint(name: str, step: tf.Tensor, after: Sequence[Any] = ()) -> list[tf.
 
 
 def run_traced(session: Any, fetches: Any, feeds: dict[Any, Any]) -> tuple[Any, Executed]:
-    """Returns what was fetched, and the graph that was executed for it."""
+    """Returns the fetched values, and the graph that was executed for them."""
     options, metadata = v1.RunOptions(output_partition_graphs=True), v1.RunMetadata()
     fetched = session.run(fetches, feeds, options=options, run_metadata=metadata)
     return fetched, executed(metadata, session.graph.as_graph_def().library)

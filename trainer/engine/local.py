@@ -94,10 +94,10 @@ class LocalEngine(SessionEngine):
         return Snapshot.from_flats(int(tags[1]), [self._shard], [flat], [slots])
 
     def contributions(self) -> None:
-        """Every replica is in every update."""
+        """Returns None: every replica is in every update."""
 
     def leave(self) -> None:
-        """No other task waits for this one."""
+        """Does nothing: no other task waits for this one."""
 
     def _name(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         return packing.from_flat(self._shard.trainable, packed)

@@ -1,6 +1,6 @@
-"""Update rules that measure whole parameters: lamb and adafactor.
+"""Implements the update rules that measure whole parameters: lamb and adafactor.
 
-An update is in stages, each compiled on its own. Within one compiled function, XLA chooses what to compute together by
+An update has stages, each compiled separately. Within one compiled function, XLA chooses what to compute together by
 what else the shard holds, and that changes bits: so what is measured is finished before, and each stage either treats
 every float alone, or has no sum of products that could be contracted. Parts of parameters are put together by
 TensorFlow, which only copies them.
@@ -18,13 +18,13 @@ from trainer.plan.layout import LANES, Shard, Slice
 
 
 class MeasuringRule(Protocol):
-    """An update is parameters - direction * scale."""
+    """A rule whose update is parameters - direction * scale."""
 
     def direction(self, slots: Slots, gradient: Tensor, step: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """([n], slots): where the parameters go, and the slots after the update."""
+        """Returns ([n], slots): the direction of the parameters, and the slots after the update."""
 
     def scale(self, parameters: Tensor, direction: Tensor, rate: Tensor, step: Tensor) -> Tensor:
-        """[n] How far they go; `rate` is [] or [n]."""
+        """Returns the length [n] of steps; `rate` is [] or [n]."""
 
 
 def compiled(function: Callable[..., tf.types.experimental.TensorLike]) -> Callable[..., tf.Tensor]:
@@ -32,7 +32,7 @@ def compiled(function: Callable[..., tf.types.experimental.TensorLike]) -> Calla
 
 
 def expand(values: Sequence[Tensor], pieces: Sequence[Slice]) -> Tensor:
-    """[n] A number for each parameter, for each of its floats."""
+    """Returns [n] a number for each parameter, for each of its floats."""
     fills = [tf.fill([piece.padded], value) for piece, value in zip(pieces, values, strict=True)]
     return tf.concat(fills, 0) if fills else tf.zeros([0])
 
@@ -48,7 +48,7 @@ def _squares(vector: Tensor, pieces: Sequence[Slice]) -> Tensor:
 
 
 class Lamb:
-    """Adam's direction, as long as the parameter itself."""
+    """Lamb: Adam's direction, scaled to the norm of the parameter."""
 
     def __init__(self, config: OptimizerConfig, shard: Shard) -> None:
         self._config, self._pieces = config, shard.trainable
@@ -65,13 +65,13 @@ class Lamb:
         return direction, {"momentum": momentum, "velocity": velocity}
 
     def _make_ratios(self, parameters: Tensor, direction: Tensor) -> Tensor:
-        """[k] 1 where either norm is zero."""
+        """Returns [k] 1 where either norm is zero."""
         sizes, steps = (tf.sqrt(_squares(vector, self._pieces)) for vector in (parameters, direction))
         return tf.where((sizes > 0) & (steps > 0), tf.math.divide_no_nan(sizes, steps), 1.0)
 
 
 class Adafactor:
-    """Gradients divided by the root of their mean square, of which a matrix keeps means over rows and columns."""
+    """Adafactor: gradients over the root of their mean square, kept for a matrix as means over rows and columns."""
 
     def __init__(self, config: OptimizerConfig, shard: Shard) -> None:
         self._config, self._pieces = config, shard.trainable
@@ -103,7 +103,7 @@ class Adafactor:
         return means
 
     def _padded(self, squares: Tensor) -> Tensor:
-        """[multiple of LANES] float32; padding is as small as a square can be, so that it divides nothing by zero."""
+        """Returns [multiple of LANES] float32, padded with the smallest square, so that nothing is divided by zero."""
         flat = tf.reshape(tf.cast(squares, tf.float32), [-1])
         return tf.pad(flat, [[0, -flat.shape[0] % LANES]]) + self._config.epsilon_1
 
@@ -112,7 +112,7 @@ class Adafactor:
         return {slot: share * slots[slot] + (1 - share) * mean for slot, mean in means.items()}
 
     def _make_mean_squares(self, slots: Slots) -> list[Tensor]:
-        """Returns what is kept of the gradient's squares, for every float of each parameter."""
+        """Returns the averages of the gradient's squares, for every float of each parameter."""
         by_path = {
             slot: {piece.path: slots[slot][piece.offset : piece.offset + piece.padded] for piece in pieces}
             for slot, pieces in self._slot_pieces.items()
@@ -125,13 +125,13 @@ class Adafactor:
         ]
 
     def _make_steps(self, parameters: Tensor, direction: Tensor) -> Tensor:
-        """[k]"""
+        """Returns the sizes of steps [k], by parameter."""
         sizes, steps = (root_mean_squares(vector, self._pieces) for vector in (parameters, direction))
         return tf.maximum(self._config.epsilon_2, sizes) / tf.maximum(1.0, steps / self._config.clip_threshold)
 
 
 def _product(piece: Slice, row: Tensor, column: Tensor) -> Tensor:
-    """[padded] A matrix from its means over rows and columns; 1 in the padding."""
+    """Returns [padded] a matrix from its means over rows and columns; 1 in the padding."""
     *outer, height, width = piece.shape
     rows = tf.reshape(row[: math.prod((*outer, height))], (*outer, height))
     columns = tf.reshape(column[: math.prod((*outer, width))], (*outer, 1, width))

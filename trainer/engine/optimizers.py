@@ -1,4 +1,4 @@
-"""Fused updates of a flat vector, equal to Keras's.
+"""Implements fused updates of a flat vector, equal to those of Keras.
 
 A shard is one float32 vector [n] that holds its parameters one after the other, each padded with zeros to a multiple of
 16 floats; its slots are vectors of the same size, but for those of adafactor. Every function here is pure, over
@@ -27,14 +27,14 @@ Slots = Mapping[str, Tensor]  # [n] each
 
 
 class Rates(NamedTuple):
-    """What groups of parameters have of their own."""
+    """The learning rates and weight decays of groups of parameters."""
 
     rate: Tensor  # [n]
     decay: Tensor  # [n]
 
 
 class Inputs(NamedTuple):
-    """What a rule computes an update from."""
+    """The inputs of an update rule."""
 
     parameters: Tensor  # [n], after weight decay
     slots: Slots
@@ -67,7 +67,7 @@ def learning_rate(
 
 
 def _scheduled(schedule: ScheduleConfig, peak: float, step: Tensor) -> Tensor:
-    """[] The rate after so many updates, as `keras.optimizers.schedules` has it."""
+    """Returns [] the rate after so many updates, as `keras.optimizers.schedules` has it."""
     at = tf.cast(step, tf.float32)
     if schedule.name is ScheduleName.constant:
         return tf.constant(peak, tf.float32)
@@ -95,7 +95,7 @@ def apply(
         gradient: [n] float32, the mean over replicas; times `clip_scale` where gradients are clipped.
         step: [] int64, updates applied so far; 0 for the first.
         reductions: [] float32, of the learning rate.
-        rates: where parameters differ in them.
+        rates: if parameters differ in them.
 
     Returns:
         The parameters [n] and the slots [n] after the update.
@@ -107,7 +107,7 @@ def apply(
 
 
 def decay(config: OptimizerConfig, parameters: Tensor, rate: Tensor, rates: Rates | None) -> Tensor:
-    """[n] The parameters after weight decay."""
+    """Returns [n] the parameters after weight decay."""
     if rates is not None:
         return parameters - parameters * rates.decay * rate
     return parameters - parameters * config.weight_decay * rate if config.weight_decay > 0 else parameters
@@ -139,7 +139,7 @@ def square_sums(gradient: Tensor, offsets_and_sizes: Sequence[tuple[int, int]]) 
 
 
 def clip_scale(config: OptimizerConfig, square_sums: Tensor) -> Tensor:
-    """Returns what every gradient is multiplied by so that their global norm is at most `clip_norm`.
+    """Returns the factor of all gradients that limits their global norm to `clip_norm`.
 
     Keras's `global_clipnorm`, but exactly 1 below the limit, where Keras's own formula may be off by one bit.
 
@@ -156,7 +156,7 @@ def clip_scale(config: OptimizerConfig, square_sums: Tensor) -> Tensor:
 
 
 def _cosine(schedule: ScheduleConfig, at: Tensor) -> Tensor:
-    """Share of the full rate: linear from 0 over the warm-up, then half a cosine down to `final_fraction`."""
+    """Returns the share of the full rate: linear over the warm-up, then half a cosine down to `final_fraction`."""
     past_warmup = tf.minimum(at - schedule.warmup_steps, float(schedule.decay_steps))
     wave = 0.5 * (1.0 + tf.cos(math.pi * (past_warmup / schedule.decay_steps)))
     decayed = (1 - schedule.final_fraction) * wave + schedule.final_fraction
@@ -173,14 +173,14 @@ def _sgd(config: OptimizerConfig, inputs: Inputs) -> Change:
 
 
 def moments(config: OptimizerConfig, slots: Slots, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """([n], [n]) Adam's averages of the gradient and of its square."""
+    """Returns ([n], [n]) Adam's averages of the gradient and of its square."""
     momentum = slots["momentum"] + (gradient - slots["momentum"]) * (1 - config.beta_1)
     velocity = slots["velocity"] + (tf.square(gradient) - slots["velocity"]) * (1 - config.beta_2)
     return momentum, velocity
 
 
 def biases(config: OptimizerConfig, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what both averages are divided by, because they start from zero."""
+    """Returns the divisors that correct both averages for starting from zero."""
     count = tf.cast(step + 1, tf.float32)
     return 1 - tf.pow(config.beta_1, count), 1 - tf.pow(config.beta_2, count)
 
@@ -219,7 +219,7 @@ def _lion(config: OptimizerConfig, inputs: Inputs) -> Change:
 
 
 def _ftrl(config: OptimizerConfig, inputs: Inputs) -> Change:
-    """Leaves everything as it is where the rate, by which it divides, is zero.
+    """Changes nothing where the rate, by which it divides, is zero.
 
     Where nothing has been accumulated, as in padding, the parameters are zero.
     """
@@ -250,7 +250,7 @@ RULES: dict[OptimizerName, Rule] = {  # that treat every float alone
 
 
 def _square_sum(values: Tensor) -> Tensor:
-    """[] float32 sum of the squares of values [multiple of 16].
+    """Returns [] float32 sum of the squares of values [multiple of 16].
 
     In float64 a float32's square is exact, so a compiler that fuses multiply and add changes nothing.
     """

@@ -1,4 +1,4 @@
-"""What the engines that run a graph in a session share: its connection and its step."""
+"""The base of engines that run a graph in a session: its connection and its step."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class SessionEngine:
         return 0
 
     def release(self) -> None:
-        """A snapshot is whole."""
+        """Does nothing: a snapshot is complete."""
 
     def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         self._data_wait.begin_step()
@@ -70,7 +70,7 @@ class SessionEngine:
         return self._result(outputs, began, fetch_gradients=fetch_gradients)
 
     def _asking(self, stop: bool, reductions: int) -> dict[Any, Any]:
-        """Returns what to feed to a step that asks the shard hosts for something."""
+        """Returns the feeds of a step with requests to the shard hosts."""
         return {self._requests.stop: float(stop), self._requests.reductions: float(reductions * self._averaged)}
 
     def _run(self, step: list[Any], feeds: dict[Any, Any], *, fetch_gradients: bool) -> Sequence[Any]:
@@ -82,7 +82,7 @@ class SessionEngine:
         return outputs
 
     def _result(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> StepResult:
-        """Reads what a step fetched that began at this Unix time."""
+        """Reads the values that a step fetched; `began` is its Unix time."""
         ended = time.time()
         tags, metrics, pulled_at, computed_at, (_, *stamps), *gradients = outputs
         result = StepResult.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
@@ -91,5 +91,5 @@ class SessionEngine:
         return result._replace(gradients=self._name(gradients[0])) if fetch_gradients else result
 
     def _name(self, packed: Any) -> dict[str, np.ndarray]:
-        """Gradients by path."""
+        """Returns gradients by path."""
         raise NotImplementedError

@@ -20,7 +20,7 @@ MakeRates = Callable[[Tensor, Tensor | float], Rates | None]  # of step and redu
 def make_apply(config: OptimizerConfig, shard: Shard) -> Apply:
     """Builds the update of a shard's parameters and slots by their mean gradient.
 
-    Make it once: what it compiles is compiled anew for another. Its gradient must be zero in the padding.
+    Call it once, because each result is compiled separately. Its gradient must be zero in the padding.
     """
     if not is_in_stages(config, shard):
         return partial(optimizers.apply, config)
@@ -34,7 +34,7 @@ def is_in_stages(config: OptimizerConfig, shard: Shard) -> bool:
 
 
 def _leave_unreached(apply: Apply, shard: Shard) -> Apply:
-    """Makes an update leave parameters without a gradient, and their slots, as they are, as Keras's optimizers do.
+    """Makes an update leave parameters without a gradient, and their slots, unchanged, as Keras's optimizers do.
 
     Kept out of the compiled code: a select there changes which sums XLA contracts, and so the bits.
     """
@@ -67,7 +67,7 @@ def _apply_in_stages(config: OptimizerConfig, shard: Shard) -> Apply:
 
 
 def _make_rates(config: OptimizerConfig, shard: Shard) -> MakeRates:
-    """The rates of all floats at a step; in every shard, whatever its groups, so that all compile the same update."""
+    """Returns the rates of all floats at a step; every shard has them, so that all compile the same update."""
     settings = [settings_of(config, piece.path) for piece in shard.trainable]
     peaks = {one.learning_rate for one in settings}
 

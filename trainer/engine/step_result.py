@@ -1,4 +1,4 @@
-"""What a step returns to the loop."""
+"""The result that a step returns to the loop."""
 
 from __future__ import annotations
 

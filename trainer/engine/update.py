@@ -31,15 +31,15 @@ LOSS, STOP, OVERFLOW, BAD, REDUCTIONS, DIVISOR = (
 def make_update(
     shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False, wire: VectorWire = FLOAT32
 ) -> Update:
-    """Builds the update of one shard, compiled by XLA into one pass over its vectors where the optimizer allows it.
+    """Builds the update of one shard, compiled by XLA into one pass over its vectors if the optimizer allows it.
 
     The result is a new buffer, so the previous vector stays unchanged for its readers. If a replica's loss or gradients
-    are not finite, every shard leaves the update out: the step counts, and nothing else changes.
+    are not finite, every shard skips the update: the step counts, and nothing else changes.
 
     Args:
         exchange: brings together the squared norms of all shards; called only when gradients are clipped.
-        scaled: leaves out updates whose gradients overflowed too, and moves the loss scale.
-        wire: what the gradients were packed for.
+        scaled: also skips updates whose gradients overflowed, and adjusts the loss scale.
+        wire: for which the gradients were packed.
     """
 
     @tf.function(jit_compile=True, autograph=False)
@@ -116,7 +116,7 @@ def make_update(
 
 
 def divided(mean: TrainableAndRest, shard: Shard) -> TrainableAndRest:
-    """Returns the mean of what replicas pushed; if the shard is counted, divided by the mean divisor."""
+    """Returns the mean of the replicas' pushes; if the shard is counted, divided by the mean divisor."""
     if not shard.is_counted:
         return mean
     begin = shard.metrics_offset - shard.trainable_size
@@ -153,24 +153,24 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
 
 
 def _metrics(before: Tensor, now: Tensor, sums: Tensor, *, bad: Tensor) -> Tensor:
-    """[metrics_size] after an update. A request to stop stays, and grows by 1: after 2 updates all have stopped."""
+    """Returns metrics [metrics_size] after an update. A request to stop grows by 1: after 2 all have stopped."""
     stop = tf.maximum(before[STOP] + tf.sign(before[STOP]), now[STOP])
     return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad, _reductions(before, now), now[DIVISOR]], sums], 0)
 
 
 def _reductions(before: Tensor, now: Tensor) -> Tensor:
-    """[] The reductions of the learning rate from this update on: what the chief has pushed, which never falls."""
+    """Returns the reductions [] of the learning rate from this update on, pushed by the chief; they never decrease."""
     return tf.maximum(before[REDUCTIONS], tf.round(now[REDUCTIONS]))  # a mean may be off by one bit
 
 
 def _sums(shard: Shard, before: Tensor, step: Tensor) -> Tensor:
-    """The sums of metrics that an update adds to: of the updates since the last multiple of `sums_every` steps."""
+    """Returns the sums of metrics that an update adds to: those since the last multiple of `sums_every` steps."""
     sums = before[len(METRICS) :]
     return tf.where(tf.equal(step % shard.sums_every, 0), tf.zeros_like(sums), sums)
 
 
 def _state(shard: Shard, flat: Tensor, rest: Tensor, *, made: bool) -> Tensor:
-    """Returns the state after an update that was made or left out, with the loss scale moved, if it is held here."""
+    """Returns the state after an update, made or skipped, with the loss scale adjusted, if it is held here."""
     before = flat[shard.trainable_size : shard.metrics_offset]
     pushed = rest[: shard.metrics_offset - shard.trainable_size]
     after = pushed if made else before

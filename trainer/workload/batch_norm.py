@@ -65,7 +65,7 @@ def _call_fused(layer: keras.layers.BatchNormalization) -> Callable[..., tf.Tens
 def _normalize(
     values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """[N, H, W, C] normalized, and mean and variance [C] of each channel."""
+    """Returns [N, H, W, C] normalized, and mean and variance [C] of each channel."""
     normalized, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
         x=values, scale=scale, offset=offset, mean=[], variance=[], epsilon=epsilon, is_training=True
     )

@@ -145,7 +145,7 @@ def make(section: OptimizerConfig) -> keras.optimizers.Optimizer:
 
 
 def _read_rate(rate: Any) -> tuple[dict[str, Any], list[LeftOut]]:
-    """(settings, what has no key) of a learning rate or its schedule."""
+    """Returns (settings, what has no key) of a learning rate or its schedule."""
     if type(rate) is schedules.ExponentialDecay:
         keys = {"decay_rate": _plain(rate.decay_rate), "staircase": rate.staircase}
         return _scheduled(rate, rate.initial_learning_rate, "exponential", keys), []

@@ -15,7 +15,7 @@ GROWTH_STEPS = 2000
 
 
 def moved(scale: tf.Tensor, overflow: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
-    """[2] the scale after an update.
+    """Returns [2] the scale after an update.
 
     Args:
         scale: [2] before it.

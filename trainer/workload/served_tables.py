@@ -38,7 +38,7 @@ class ServedTable:
         return [*self._pieces, *([] if self._ids is None else [self._ids])]
 
     def look_up(self, ids: tf.Tensor) -> tf.Tensor:
-        """[*ids, width], the rows of ids [...] int64."""
+        """Returns [*ids, width], the rows of ids [...] int64."""
         if self._ids is None:
             return _gather(self._pieces, ids)
         first = self._first_values(ids)
@@ -62,7 +62,7 @@ class ServedTable:
 
 
 def _gather(pieces: Sequence[tf.Variable], at: tf.Tensor) -> tf.Tensor:
-    """[*at, width], the rows with these numbers."""
+    """Returns [*at, width], the rows with these numbers."""
     found, begin = None, 0
     for piece in pieces:
         rows = piece.shape[0]

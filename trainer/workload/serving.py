@@ -194,7 +194,7 @@ def _named(returned: Nest, objective: Objective, classes: Sequence[str]) -> dict
 
 
 def _likeliest(logits: tf.Tensor, classes: int) -> tf.Tensor | None:
-    """[N] of int64; None if these are not logits [N, classes], or [N, 1] of two classes."""
+    """Returns [N] of int64; None if these are not logits [N, classes], or [N, 1] of two classes."""
     if logits.shape.rank != 2 or classes == 0:
         return None
     if logits.shape[1] == classes:

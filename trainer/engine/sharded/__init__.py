@@ -1,1 +1,1 @@
-"""Parameters sharded over hosts: on parameter servers, or on the workers."""
+"""Shards parameters over hosts: on parameter servers, or on the workers."""

@@ -1,4 +1,4 @@
-"""Training that does not wait for all workers: gradients are taken in the order in which they arrive.
+"""Trains without waiting for all workers: gradients are taken in the order in which they arrive.
 
     host loop:  next arrival -> apply it, keep it for a quorum, or drop it -> tokens
 
@@ -42,7 +42,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalsHost(ShardHost):
-    """What async and backup share: the loop, tokens, copies, and the end.
+    """The base of the hosts of async and backup: the loop, tokens, copies, and the end.
 
     On a busy machine every Session.run waits for its turn on a core, so an update and its tokens are one.
     """
@@ -123,7 +123,7 @@ class ArrivalsHost(ShardHost):
         """Acts on a gradient; returns whether it led to an update."""
 
     def let_go(self) -> None:
-        """Answers the workers that wait for an update that will not come."""
+        """Answers the workers that wait for an update that will not happen."""
 
     def drop(self, worker: int) -> None:
         """Drops and counts a gradient, and gives its worker a token."""
@@ -159,7 +159,7 @@ class ArrivalsHost(ShardHost):
             return super().hand_out_tokens()
 
     def _drop_push(self, worker: int) -> tf.Operation:
-        """Drops a gradient; which rows it asked for with the next token still counts."""
+        """Drops a gradient; the rows that it requested with the next token are still sent."""
         message = self.shared.pushes[worker].dequeue()
         return message.op if self.rows is None else self.read_push(message, worker).op
 
@@ -172,23 +172,23 @@ class ArrivalsHost(ShardHost):
 
     @cached_property
     def place(self) -> tf.Tensor:
-        """The place of the newest vector in shared memory; the first one if not fed, as when a state is loaded."""
+        """Returns the place of the newest vector in shared memory; by default the first, as when a state is loaded."""
         with tf.control_dependencies(None):
             return v1.placeholder_with_default(0, [])
 
     def _at(self, place: int) -> dict[tf.Tensor, int]:
-        """Returns what to feed for a place; nothing where vectors travel in messages."""
+        """Returns the feed for a place; nothing if vectors are sent in messages."""
         return {self.place: place} if self.wire.is_per_worker else {}
 
     def _free_place(self) -> int:
-        """One that no worker reads; there is one place more than there are workers."""
+        """Returns a place that no worker reads; there is one place more than there are workers."""
         return next(place for place in range(self.workers + 1) if place not in self._places)
 
     def write_counts(self) -> tf.Operation:
         return self.log.contributions.assign(self.counts_feed, read_value=False)
 
     def _join(self, arrival: Arrival) -> None:
-        """Gives a worker's place to a new process, which waits for one token."""
+        """Gives a worker's seat to a new process, which waits for one token."""
         self._run_forget[arrival.worker]()
         if not self.owes(arrival.worker):
             self.give_token(arrival.worker)
@@ -218,7 +218,7 @@ class ArrivalsHost(ShardHost):
         self._handed = self.step  # tokens of this generation grow from the first one, which said: the state is loaded
 
     def apply_feeds(self) -> list[tf.Tensor]:
-        """Returns what `apply` is fed besides the tag, the counts and the place."""
+        """Returns the feeds of `apply` besides the tag, the counts and the place."""
         return []
 
     def next_arrival(self) -> tf.Tensor:

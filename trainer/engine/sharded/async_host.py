@@ -1,4 +1,4 @@
-"""The shard host of async: every gradient is an update of its own."""
+"""The shard host of async: every gradient is an update."""
 
 import dataclasses
 from typing import Any

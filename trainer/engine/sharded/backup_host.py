@@ -59,7 +59,7 @@ class BackupHost(ArrivalsHost):
         self._run_keep = [self.session.make_callable(op) for op in self._keep]
 
     def next_arrival(self) -> tf.Tensor:
-        """The first shard's host takes what arrives and passes it on; the others take it in the same order."""
+        """Takes the next arrival: the first shard's host passes its order on, which the others follow."""
         if self.shard.index > 0:
             return self.log.order.dequeue()
         arrival = self.log.arrivals.dequeue()
@@ -73,7 +73,7 @@ class BackupHost(ArrivalsHost):
         return tf.group(inbox.assign(message), *noted)
 
     def _make_apply(self, worker: int) -> tf.Operation:
-        """The last push of a quorum makes the update; the others wait in their inboxes."""
+        """Adds the update that the last push of a quorum makes; earlier pushes wait in their inboxes."""
         if self._chosen_feed is None:
             self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
             (numbers,), name = self.wire.shape(self.shard), f"shard{self.shard.index}/inbox"

@@ -1,4 +1,4 @@
-"""Holds a shard: waits to be loaded, updates it, hands out tokens, and waits for the workers' goodbyes.
+"""Holds a shard: waits for its state, updates it, hands out tokens, and waits for the workers' goodbyes.
 
 A host is built without a state: it blocks until the chief loads it, and then lets every worker start. How gradients
 become updates depends on the strategy.
@@ -62,7 +62,7 @@ class ShardHost(ABC):
             tables: updates the rows of this host.
             has_log: whether updates follow a log of arrivals, as under async and backup.
             profiles: whether updates are stamped, for `record`.
-            payloads: how these rows travel, behind the vectors of messages, if they do.
+            payloads: carry these rows behind the vectors of messages, if rows are sent.
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.wire, self.profiles, self.tables = wire, profiles, tables
@@ -95,12 +95,12 @@ class ShardHost(ABC):
         return self.read_tag()[1]
 
     def read_tag(self) -> tuple[int, int]:
-        """(generation, step) of the shard."""
+        """Returns (generation, step) of the shard."""
         return divmod(int(self._read_tag()), packing.GENERATION_STRIDE)
 
     @abstractmethod
     def serve(self, steps: int, on_update: OnUpdate) -> None:
-        """Updates until the global step is `steps`; under async and backup it then answers late pushes for ever."""
+        """Updates until the global step is `steps`; under async and backup it then answers late pushes forever."""
 
     def wait_for_goodbyes(self) -> None:
         """Blocks until every worker has said that it no longer needs this shard; a restarted one may say so twice."""
@@ -143,7 +143,7 @@ class ShardHost(ABC):
         return [] if self.rows is None else [self.shared.rows[worker].assign(self.rows.rows_for(worker))]
 
     def read_push(self, message: tf.Tensor, worker: int, *, counts: tf.Tensor | bool = True) -> tf.Tensor:
-        """Returns the packed vector that a worker pushed; takes the rows behind it, if there are any.
+        """Returns the packed vector that a worker pushed, and takes the rows behind it, if any.
 
         Args:
             counts: [] bool, whether the update has it.
@@ -162,7 +162,7 @@ class ShardHost(ABC):
         chosen: tf.Tensor | None = None,
         exchange: Exchange | None = None,
     ) -> tuple[tf.Tensor, list[tf.Operation]]:
-        """Adds one update from what was pushed; returns (global step after it, the assignments that it ends with).
+        """Adds one update from pushed vectors; returns (global step after it, the assignments that it ends with).
 
         Args:
             packed: vectors.
@@ -194,7 +194,7 @@ class ShardHost(ABC):
         return step + 1, assigned
 
     def _square_sum(self, tags: tf.Tensor) -> tf.Tensor:
-        """[] Of the gradients of the rows of all hosts, in the update with these tags [2]."""
+        """Returns the square sum [] of the rows' gradients of all hosts, in the update with these tags [2]."""
         if self.rows is None:
             return self.tables.square_sum()
         own = self.tables.own_square_sums()
@@ -202,7 +202,7 @@ class ShardHost(ABC):
         return self.tables.square_sum(self._from_all(tags, own, "row_squares", shapes))
 
     def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
-        """Writes what workers read of a new vector, and then the vector: once that can be read, both can.
+        """Writes the workers' part of a new vector, then the vector: once that can be read, both can.
 
         Args:
             packed: the gradients that it was computed on.
@@ -219,7 +219,7 @@ class ShardHost(ABC):
             return [*written, self.shared.flat.assign(new, read_value=False)]
 
     def exchange(self, tags: tf.Tensor) -> Exchange | None:
-        """Sends this host's squared norms to all others and receives theirs; every host gets the same [K] bits.
+        """Exchanges squared norms with all other hosts; every host gets the same [K] bits.
 
         Args:
             tags: [2] the generation and step of the update; norms of others are dropped.
@@ -234,7 +234,7 @@ class ShardHost(ABC):
         return exchange
 
     def _from_all(self, tags: tf.Tensor, own: tf.Tensor, name: str, shapes: Sequence[list[int]]) -> list[tf.Tensor]:
-        """What each host has of the update with these tags [2], this one too; what is of other updates is dropped."""
+        """Returns the values of all hosts for the update with these tags [2]; those of other updates are dropped."""
         here, others = self.shard.index, [shard.index for shard in self.shards if shard.index != self.shard.index]
 
         def queue(sender: int, receiver: int) -> Any:

@@ -20,7 +20,7 @@ from trainer.engine.sharded.resources import Link
 
 
 class PrefetchGraph(NamedTuple):
-    """The operations of a worker that pulls ahead."""
+    """The operations of a worker that prefetches."""
 
     pulled: list[tf.Operation]  # the next step's messages are here
     messages: list[tf.Tensor]  # those messages, by shard, taken once
@@ -44,10 +44,10 @@ def build_prefetch(links: Sequence[Link], here: str) -> PrefetchGraph:
 
 
 class Prefetch:
-    """Calls `pull` again and again in a thread; a call ends when its result has a place, so it is one ahead of use."""
+    """Calls `pull` repeatedly in a thread; a call ends when its result is queued, so it is one ahead of its use."""
 
     def __init__(self, pull: Callable[[], object], *, fail: Callable[[], object]) -> None:
-        """Prepares the thread; `fail` is called when `pull` has raised, so that nobody waits for a result."""
+        """Prepares the thread; `fail` is called when `pull` has raised, so that no thread waits for a result."""
         self._pull, self._fail = pull, fail
         self._changed = threading.Condition()
         self._pulled = self._used = 0
@@ -75,13 +75,13 @@ class Prefetch:
             self._used += 1
 
     def wait(self) -> None:
-        """Blocks until there is a result that was not taken; raises what `pull` raised."""
+        """Blocks until there is a result that was not taken; raises the error of `pull`."""
         with self._changed:
             self._changed.wait_for(lambda: self._pulled > self._used or self._error is not None)
         self.check()
 
     def check(self) -> None:
-        """Raises what `pull` raised, if it has."""
+        """Raises the error of `pull`, if there was one."""
         if self._error is not None:
             raise self._error
 

@@ -1,10 +1,10 @@
-"""Takes the place of a worker that died.
+"""Takes the seat of a worker that died.
 
 Under sync a worker rejoins with one step that needs no tokens, at the lowest step of all shards: its gradient counts
 wherever that of its predecessor did not. The shard hosts know whether there was a predecessor: the first token stays
 there until a worker takes it.
 
-Under async and backup it asks the hosts for the place: they discard the unannounced pushes of the predecessor, and its
+Under async and backup it asks the hosts for the seat: they discard the unannounced pushes of the predecessor, and its
 tokens, and hand out one new token.
 """
 
@@ -24,14 +24,14 @@ v1 = tf.compat.v1
 
 
 class ShardState(NamedTuple):
-    """Where a shard stands."""
+    """The step and metrics of a shard."""
 
     now: StepResult  # what a step would pull; its generation is 0 before the shard is loaded
     before: StepResult  # what it would have pulled one step earlier
 
 
 class Rejoin:
-    """The state that a worker finds when it starts, and under sync the step with which it rejoins."""
+    """Reads the state that a worker finds when it starts, and builds the step with which it rejoins under sync."""
 
     def __init__(self, links: Sequence[Link], here: str) -> None:
         """Adds what reads the state to the default graph; `here` is the worker's device."""
@@ -43,7 +43,7 @@ class Rejoin:
         self._is_first = [_is_first(link) for link in links]
 
     def read_states(self, session: Any) -> list[ShardState]:
-        """Reads where every shard stands."""
+        """Reads the step and metrics of every shard."""
         return [
             ShardState(*(StepResult.read(tags[None], metrics) for tags, metrics in read))
             for read in session.run(self._states)
@@ -56,7 +56,7 @@ class Rejoin:
             states: of loaded shards.
 
         Returns:
-            The lowest step, and the last updates up to it, which a predecessor may not have recorded; where some
+            The lowest step, and the last updates up to it, which a predecessor may not have recorded; if some
             shards are ahead, it had recorded all but the last.
         """
         generation, step = min((state.now.generation, state.now.step) for state in states)
@@ -79,10 +79,10 @@ class Rejoin:
 
 
 def build_join(links: Sequence[Link], strategy: Strategy, ticket: tf.Tensor) -> list[tf.Operation]:
-    """Asks the hosts of async or backup for a place; they answer in the order in which pushes and requests arrive.
+    """Asks the hosts of async or backup for a seat; they answer in the order in which pushes and requests arrive.
 
     Args:
-        ticket: [] int32, another one for each request.
+        ticket: [] int32, different for each request.
     """
     joined = []
     for link in links:
@@ -103,7 +103,7 @@ def is_other(ticket: tf.Tensor) -> Any:
 
 
 def _state(link: Link) -> list[list[tf.Tensor]]:
-    """Returns the tags and metrics of a shard's vector, and of the one before it."""
+    """Returns the tags and metrics of a shard's vector, and of the previous one."""
     with tf.device(link.device):
         now = link.shared.flat.read_value()
         with tf.control_dependencies([now]):
@@ -112,13 +112,13 @@ def _state(link: Link) -> list[list[tf.Tensor]]:
 
 
 def _is_first(link: Link) -> tf.Tensor:
-    """Whether this worker's first token of a shard is still there, so that nobody had its place before."""
+    """Whether this worker's first token of a shard is still there, so that it has no predecessor."""
     with tf.device(link.device):
         return tf.logical_and(link.seen.read_value() < 0, link.tokens.size() > 0)
 
 
 def _take_place(link: Link, tag: tf.Tensor) -> tf.Operation:
-    """Gives this worker a token of the shard's step, whoever took the one before it, and makes it count."""
+    """Gives this worker a token of the shard's step, even if its predecessor took one, and makes it count."""
     with tf.device(link.device):
         now = tag_of(link.shared.flat.read_value(), link.shard)
         with tf.control_dependencies([link.seen.assign(tag - 1, read_value=False)]):
@@ -126,7 +126,7 @@ def _take_place(link: Link, tag: tf.Tensor) -> tf.Operation:
 
 
 def _pull_without_token(link: Link, tag: tf.Tensor) -> tf.Tensor:
-    """Reads a shard's vector of the step that all have, or had just before; passes over that step's token."""
+    """Reads a shard's vector of the step that all shards have, or had just before; skips that step's token."""
     assert link.shared.before is not None
     with tf.device(link.device):
         seen = link.seen.assign(tag, read_value=False)

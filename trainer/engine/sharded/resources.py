@@ -84,7 +84,7 @@ def share(
     wire: VectorWire = FLOAT32,
     sends_rows: bool = False,
 ) -> Shared:
-    """Makes the resources of a shard known to the default graph, on its host.
+    """Adds the resources of a shard to the default graph, on its host.
 
     Args:
         workers: that push.
@@ -180,12 +180,12 @@ class Link:
                 return tf.concat([vector, self.shared.rows[self.worker].read()], 0) if self.shared.rows else vector
 
     def wait(self) -> tf.Operation:
-        """Waits for the token of the next step, and gives it back."""
+        """Waits for the token of the next step, and puts it back."""
         with tf.device(self.device):
             return self.tokens.enqueue(self._take_token())
 
     def _take_token(self) -> tf.Tensor:
-        """Drops tokens that are not newer than the last one that was taken."""
+        """Takes a token, dropping those that are not newer than the last one taken."""
         return take(self.tokens, lambda tag: tag <= self.seen.read_value())
 
 

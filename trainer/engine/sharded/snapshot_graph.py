@@ -13,7 +13,7 @@ from trainer.plan.layout import Shard
 
 
 class SnapshotGraph(NamedTuple):
-    """What a snapshot fetches, by shard."""
+    """The fetches of a snapshot, by shard."""
 
     tags: list[tf.Tensor]
     flats: list[tf.Tensor]
@@ -33,7 +33,7 @@ def build_snapshot(spec: WorkerSpec, graph: WorkerGraph) -> SnapshotGraph:
 
 
 def _build_held_snapshot(spec: WorkerSpec, graph: WorkerGraph) -> SnapshotGraph:
-    """Asks the hosts for a copy and reads that: the shards themselves move on."""
+    """Asks the hosts for a copy and reads it, because the shards themselves continue."""
     snapshot = SnapshotGraph([], [], [], [])
     for link in graph.links:
         log = link.shared.log

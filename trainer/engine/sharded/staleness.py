@@ -32,7 +32,7 @@ def add_dropped(table: Table, worker: int) -> None:
 
 
 def histogram(table: Table) -> Table:
-    """[workers, BINS] gradients applied, by staleness; the last bin counts everything at or above it."""
+    """Returns [workers, BINS] gradients applied, by staleness; the last bin counts everything at or above it."""
     return table[:, :BINS]
 
 

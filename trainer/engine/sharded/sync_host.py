@@ -1,4 +1,4 @@
-"""Exact synchronous training: an update waits for one gradient of every worker.
+"""Trains synchronously and exactly: an update waits for one gradient of every worker.
 
     host loop:  take one message of every worker -> average in their order -> update -> a token to each
 

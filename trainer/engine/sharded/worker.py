@@ -1,7 +1,7 @@
-"""A worker's side of training with shard hosts: it loads them, steps, snapshots, and leaves.
+"""Implements a worker's side of training with shard hosts: it loads them, steps, snapshots, and leaves.
 
 The batches of a worker follow the global step under sync and backup. Under async they follow its own steps, because
-nobody knows which global step a push will make.
+it is unknown which global step a push will make.
 """
 
 import contextlib
@@ -118,12 +118,12 @@ class ShardedEngine(SessionEngine):
             self.session.run(self._changed.release)
 
     def contributions(self) -> Table | None:
-        """As the first shard counts them."""
+        """Returns the counts of the first shard."""
         table = self._built.contributions
         return None if table is None else np.asarray(self.session.run(table))
 
     def leave(self) -> None:
-        """Says goodbye to every shard host in turn: the last goodbye ends a host, maybe before it has answered."""
+        """Says goodbye to every shard host in turn: the last goodbye ends a host, perhaps before it has answered."""
         for goodbye in self._built.goodbyes:
             with contextlib.suppress(tf.errors.UnavailableError):
                 self.session.run(goodbye)
@@ -137,7 +137,7 @@ class ShardedEngine(SessionEngine):
 
     @cached_property
     def _changed(self) -> ChangedQuery | None:
-        """Asks for changed rows, where they do not lie in memory of this task."""
+        """Asks for changed rows, if they are not in memory of this task."""
         with self.graph.as_default(), tf.device(self._spec.here):
             return self._spec.tables.changes()
 
@@ -163,7 +163,7 @@ class ShardedEngine(SessionEngine):
         return states
 
     def _first_step(self, asking: dict[Any, Any], *, fetch_gradients: bool) -> StepResult:
-        """The step with which a worker rejoins under sync, and any other for whose rows it has not asked ahead."""
+        """Makes the step with which a worker rejoins under sync, or any other whose rows were not requested ahead."""
         began = time.time()
         if self._rejoin.is_due:
             messages = self._spec.wire.feed(self._rejoin.pull(self.session), self._spec.shards)
@@ -179,7 +179,7 @@ class ShardedEngine(SessionEngine):
         return self._result(outputs, began, fetch_gradients=fetch_gradients)
 
     def _with_rows(self, messages: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Messages with the rows of the first step behind their vectors."""
+        """Returns messages with the rows of the first step behind their vectors."""
         spec, places, self._next_places = self._spec, self._next_places, None
         assert isinstance(spec.tables, SentTables)
         assert self._built.query is not None
@@ -198,7 +198,7 @@ class ShardedEngine(SessionEngine):
         self.session.run(self._built.join, {self._built.ticket: self._ticket})
 
     def _wait_for_prefetch(self) -> None:
-        """Waits until the next step's tokens are here, where it is pulled ahead: no shard moves after that."""
+        """Waits until the prefetched tokens of the next step have arrived: no shard changes after that."""
         if self._prefetch and self._prefetch.is_started:
             self._prefetch.wait()
         elif self._built.prefetch:

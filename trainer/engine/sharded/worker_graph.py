@@ -35,7 +35,7 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """What a worker's graph is built from."""
+    """The parts from which a worker's graph is built."""
 
     task: str  # e.g. "worker:3"
     workers: int  # that push
@@ -63,7 +63,7 @@ class WorkerSpec:
 
 
 class StepGraph(NamedTuple):
-    """A step."""
+    """The fetches and feeds of a step."""
 
     messages: list[tf.Tensor]  # pulled from each shard; where they are fed no token is waited for
     fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, [pushes, *stamps]]
@@ -71,7 +71,7 @@ class StepGraph(NamedTuple):
 
 
 class LoadGraph(NamedTuple):
-    """What the chief sends to every shard host."""
+    """The operations by which the chief loads every shard host."""
 
     feeds: list[list[tf.Tensor]]  # of each shard: the vector, then its slots, then a checkpoint with rows of tables
     loads: list[tf.Operation]
@@ -79,7 +79,7 @@ class LoadGraph(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerGraph:
-    """Everything that a worker runs."""
+    """All operations that a worker runs."""
 
     graph: Any
     links: list[Link]
@@ -145,7 +145,7 @@ def build_load(links: Sequence[Link]) -> LoadGraph:
 
 
 def _load(link: Link, fed: Sequence[tf.Tensor]) -> tf.Operation:
-    """Sends a host its state, unless the state from a chief that has died is still queued there."""
+    """Sends a host its state, unless the state of a chief that died is still queued there."""
     loads = link.shared.loads
 
     def send() -> tf.Tensor:
@@ -167,12 +167,12 @@ def _build_peek(spec: WorkerSpec, links: Sequence[Link], *, waits: bool) -> list
 
 
 def _common_tags(strategy: Strategy, tags: tf.Tensor) -> tf.Tensor:
-    """Those of all shards under sync, which must not differ; otherwise those of the oldest. [shards or 1, 2]."""
+    """Returns the tags [shards or 1, 2]: of all shards under sync, which must be equal; otherwise of the oldest."""
     return tags if strategy.waits_for_all else tf.reduce_min(tags, 0, keepdims=True)
 
 
 def _common_metrics(strategy: Strategy, metrics: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The first shard's; but under async and backup another shard may know of a stop or a reduction before it."""
+    """Returns the metrics of the first shard, with stops and reductions that other shards may know earlier."""
     if strategy.waits_for_all:
         return metrics[0]
     first, stop = metrics[0], tf.reduce_max([one[STOP] for one in metrics])
@@ -190,7 +190,7 @@ def _build_step(
     requests: Requests,
     clock: GraphClock,
 ) -> StepGraph:
-    """A step; only the two vectors travel: one tensor each way for every shard."""
+    """Builds a step; only two vectors are sent per shard: one tensor each way."""
     shards, replicas, strategy, wire = spec.shards, spec.replicas, spec.strategy, spec.wire
     with tf.device(spec.here):
         messages = [tf.identity(message) for message in messages]

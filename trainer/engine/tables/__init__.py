@@ -1,1 +1,1 @@
-"""Tables: rows that stay on the hosts, and of which a step reads and updates only those that it touches."""
+"""Tables: their rows stay on the hosts, and a step reads and updates only those that it touches."""

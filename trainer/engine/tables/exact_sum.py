@@ -1,4 +1,4 @@
-"""Sums of squares that do not depend on how rows are shared out: exact, and rounded once.
+"""Sums squares exactly and rounds once, so that sums do not depend on how rows are distributed.
 
 A float64 is a whole number of 53 bits times a power of two. The whole numbers are summed for each power, in two halves
 so that no sum of them overflows; sums of sums are exact, too.
@@ -15,7 +15,7 @@ BITS, LOW_BITS = 53, 27
 
 
 def square_sums(rows: np.ndarray) -> np.ndarray:
-    """[HALVES, POWERS] int64: the exact sum of the squares of each row of [n, width] float32."""
+    """Returns [HALVES, POWERS] int64: the exact sum of the squares of each row of [n, width] float32."""
     squares = np.square(rows, dtype=np.float64)
     sums = np.zeros(len(rows))
     for column in range(rows.shape[1]):  # each row alone, in this order

@@ -1,4 +1,4 @@
-"""The values that rows begin with: a pure function of seed, table and row, so any host can make any row."""
+"""Computes initial values of rows: a pure function of seed, table and row, so any host can make any row."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MANTISSA_BITS = 24
 
 
 def first_values(table: Table, rows: np.ndarray, *, seed: int) -> np.ndarray:
-    """[n, width] float32: the first values of rows [n] int64 of a table, each number drawn for itself."""
+    """Returns [n, width] float32: the initial values of rows [n] int64 of a table, each number drawn separately."""
     low, high = np.float32(table.first.low), np.float32(table.first.high)
     if low == high:
         return np.full((len(rows), table.width), low)

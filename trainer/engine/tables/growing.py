@@ -1,13 +1,13 @@
-"""The arrays of a table that grows: it has a row for each of the ids that have come, and any int64 is an id.
+"""The arrays of a growing table: it has a row for each id that has appeared, and any int64 is an id.
 
-A host gives rows to ids in the order in which they come, and finds them by an index with open addressing and linear
+A host gives rows to ids in the order in which they appear, and finds them by an index with open addressing and linear
 probing (Knuth, The Art of Computer Programming, volume 3, algorithm 6.4 L). Nothing that is computed depends on which
 row an id has. An id without a row has its first values, which follow from the seed. So has an id that was not seen for
 `max_age` steps, even if its row is still there: rows are taken back in a sweep, when a host has no other, and when that
 happens changes nothing.
 
 A worker that joins may read while a host updates. A new row has its place before the index leads to it; a row that is
-touched is among `before_*`; and a reading during which a sweep began or ended is made again.
+touched is among `before_*`; and a read during which a sweep began or ended is repeated.
 """
 
 import logging
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GrowingMemory(BlockMemory):
-    """The arrays of a table that grows."""
+    """The arrays of a growing table."""
 
     block: GrowingBlock
     free: dict[int, np.ndarray] = field(default_factory=dict)  # by host: rows that sweeps have freed
@@ -87,7 +87,7 @@ class GrowingMemory(BlockMemory):
         return super().saved_at(rows) | {name: np.take(values, rows)[:, None] for name, values in own.items()}
 
     def trained(self) -> np.ndarray:
-        """[n] The rows that were trained and are not evicted."""
+        """Returns [n] the rows that were trained and are not evicted."""
         found = []
         for host in self._hosts():
             begin, end = self._used(host)
@@ -110,7 +110,7 @@ class GrowingMemory(BlockMemory):
         self.updated[at] = saved[UPDATED][is_own, 0]
 
     def begin(self, host: int, fills: Mapping[str, float], *, seed: int) -> None:
-        """Leaves a host without rows."""
+        """Removes all rows of a host."""
         begin, end = self._used(host)
         if end > begin:
             self.arrays[COUNT][begin:end] = 0
@@ -131,11 +131,11 @@ class GrowingMemory(BlockMemory):
         return rows
 
     def _is_too_old(self, rows: np.ndarray, step: int | np.ndarray) -> np.ndarray:
-        """[n] bool: which rows are evicted at a step."""
+        """Returns [n] bool: whether each row is evicted at a step."""
         return self.growing.is_evicted(np.take(self.updated, rows, mode="clip"), step)
 
     def _rows_of(self, places: np.ndarray) -> np.ndarray:
-        """[n] The row of each place, or NO_ROW."""
+        """Returns [n] the row of each place, or NO_ROW."""
         found = np.full(len(places), NO_ROW)
         hosts, index, own = self._hosts_of(places), self.arrays["index"], self.arrays["place"]
         rest = np.arange(len(places))
@@ -151,7 +151,7 @@ class GrowingMemory(BlockMemory):
         return found
 
     def _entries(self, places: np.ndarray) -> Iterator[np.ndarray]:
-        """[n] Where in the index of its host a place may be, one after the other."""
+        """Yields [n] the entries of its host's index where a place may be, one after the other."""
         mask = self.block.index_size - 1
         entries = places & mask
         while True:
@@ -159,7 +159,7 @@ class GrowingMemory(BlockMemory):
             entries = (entries + 1) & mask
 
     def _enter(self, host: int, places: np.ndarray, step: int, on_evict: OnEvict) -> np.ndarray:
-        """[n] Rows for places [n] that have none."""
+        """Returns [n] rows for places [n] that have none."""
         if not len(places):
             return np.zeros(0, np.int64)
         (begin, end), held = self._used(host), self.block.held
@@ -180,7 +180,7 @@ class GrowingMemory(BlockMemory):
         return rows
 
     def _index(self, host: int, rows: np.ndarray) -> None:
-        """Enters rows into the index, which has none of their places."""
+        """Enters rows into the index, which must not have their places yet."""
         index, begin = self.arrays["index"][host], host * self.block.held
         rest = np.arange(len(rows))
         for entries in self._entries(self.places_at(rows)):
@@ -193,7 +193,7 @@ class GrowingMemory(BlockMemory):
                 return
 
     def _sweep(self, host: int, step: int, on_evict: OnEvict) -> np.ndarray:
-        """Takes the rows of a host back that are evicted at a step; returns all that are free."""
+        """Reclaims the rows of a host that are evicted at a step; returns all free rows."""
         begin, end = self._used(host)
         rows = begin + np.flatnonzero(self.arrays[COUNT][begin:end] > 0)
         evicted = rows[self._is_too_old(rows, step)]
@@ -231,6 +231,6 @@ class GrowingMemory(BlockMemory):
         return np.searchsorted(self.block.first_places[1:], places, side="right")
 
     def _used(self, host: int) -> tuple[int, int]:
-        """Returns the first row of a host, and the end of those that were ever taken."""
+        """Returns the first row of a host, and the end of the rows that were ever taken."""
         begin, _ = self._own(host)
         return begin, begin + int(self.arrays["used"][host])

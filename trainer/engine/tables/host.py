@@ -1,4 +1,4 @@
-"""A host's side of tables: it updates the rows that were pushed to it, in place."""
+"""Implements a host's side of tables: it updates the rows that were pushed to it, in place."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Take = Callable[[int], Sequence[Pushed]]  # what a worker has pushed, by block
 
 
 class Before(NamedTuple):
-    """Rows of a block, as they were or are."""
+    """Rows of a block, before or after a change."""
 
     places: np.ndarray  # [n] int64
     values: np.ndarray  # [n, width]
@@ -34,7 +34,7 @@ class Before(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """The rows that an update changes, each as a vector of the same size, padded with zeros."""
+    """The rows that an update changes, as vectors of equal size, padded with zeros."""
 
     values: tf.Tensor
     gradient: tf.Tensor  # the mean over all that were pushed
@@ -42,10 +42,10 @@ class Collected(NamedTuple):
 
 
 class RowUpdate:
-    """An update of rows between its two parts; of none, where there are no tables."""
+    """An update of rows between its two parts; without tables, it has no rows."""
 
     def extend(self, exchange: Exchange, square_sum: SquareSum) -> Exchange:
-        """Returns an exchange of squares that has, after those of all shards, the sum over all rows."""
+        """Returns an exchange of squares that appends the sum over all rows to those of all shards."""
         return exchange
 
     def finish(self, step: tf.Tensor) -> list[tf.Operation]:
@@ -65,7 +65,7 @@ class TableHost:
         seed: int,
         read: Read | None = None,
     ) -> None:
-        """Begins without values.
+        """Takes the memory of tables; reads no values yet.
 
         Args:
             memory: of all tables; empty if there are none.
@@ -87,7 +87,7 @@ class TableHost:
         )
 
     def load(self, checkpoint: tf.Tensor) -> list[tf.Operation]:
-        """Adds what gives the rows their first values, then those in a checkpoint [] string, if it is not empty."""
+        """Adds the load of initial values of rows, then of those in a checkpoint [] string, if it is not empty."""
         return [tf.numpy_function(self._load, [checkpoint], [])] if self.memory else []
 
     def _load(self, checkpoint: bytes) -> None:
@@ -98,7 +98,7 @@ class TableHost:
             self._read(path, self.memory, self._host)
 
     def hold(self) -> None:
-        """Keeps what rows are now, for `changed`, until `release`; between two updates."""
+        """Keeps the current rows for `changed`, until `release`; called between two updates."""
         with self.lock:
             self._kept = [[] for _ in self.memory]
             self._is_kept = [np.zeros(block.block.held, bool) for block in self.memory]
@@ -108,7 +108,7 @@ class TableHost:
             self._kept, self._is_kept = None, []
 
     def changed(self, step: int) -> list[Before]:
-        """Returns, by block, the rows that changed after a step, as they were at `hold` or else as they are now."""
+        """Returns, by block, the rows that changed after a step, as they were at `hold`, or else as they are."""
         with self.lock:
             return [self._changed_in(number, step) for number in range(len(self.memory))]
 
@@ -124,7 +124,7 @@ class TableHost:
         return Before(places, values, saved)
 
     def _keep(self, number: int, rows: np.ndarray) -> None:
-        """Keeps what rows are before they change for the first time since `hold`."""
+        """Keeps rows before they change for the first time since `hold`."""
         block, is_kept = self.memory[number], self._is_kept[number]
         first = self._host * block.block.held
         rows = rows[~is_kept[rows - first]]
@@ -159,7 +159,7 @@ class TableHost:
             after: all pushes are there once these are.
             workers: [n] those whose gradients are averaged, in this order.
             divisor: [] float32, divides their mean.
-            take: gives what they pushed, where that is not in memory which they share with this host.
+            take: returns their pushes, if these are not in memory shared with this host.
         """
         with tf.control_dependencies(after):
             tag, is_bad, divisor = tf.identity(tag), tf.identity(is_bad), tf.identity(divisor)
@@ -171,15 +171,15 @@ class TableHost:
         return Collected(values, gradient, dict(zip(self._slots, slots, strict=True)))
 
     def own_square_sums(self) -> tf.Tensor:
-        """[blocks, HALVES, POWERS] int64 of the rows that this host has collected, to be sent to others."""
+        """Returns [blocks, HALVES, POWERS] int64 of the rows that this host has collected, to be sent to others."""
         shape = [len(self.memory), HALVES, POWERS]
         return tf.ensure_shape(tf.numpy_function(self._own_square_sums, [], tf.int64), shape)
 
     def square_sum(self, of_hosts: Sequence[tf.Tensor] = ()) -> tf.Tensor:
-        """[] float32: the sum of the squares of all rows' gradients, once all hosts have collected theirs.
+        """Returns [] float32: the sum of the squares of all rows' gradients, once all hosts have collected theirs.
 
         Args:
-            of_hosts: what each has sent, where they do not share memory.
+            of_hosts: the values that each has sent, if they share no memory.
         """
         sums = tf.numpy_function(self._square_sum, list(of_hosts), tf.float32)
         return tf.ensure_shape(sums, [])
@@ -203,7 +203,7 @@ class TableHost:
 
     @property
     def _slots(self) -> list[str]:
-        """Those that are vectors beside the values."""
+        """Returns the slots that are vectors beside the values."""
         return [] if self._is_rowwise else list(self._fills)
 
     def _take(self, worker: int) -> list[Pushed]:
@@ -212,7 +212,7 @@ class TableHost:
     def _collect(
         self, take: Take, tag: np.ndarray, is_bad: np.ndarray, workers: np.ndarray, divisor: np.ndarray
     ) -> list[np.ndarray]:
-        """The values, the mean gradient and the slots of the rows to be changed, all as vectors of the same size."""
+        """Returns values, mean gradient and slots of the rows to change, as vectors of equal size."""
         self._changed = []
         parts: list[list[np.ndarray]] = []
         of_workers = [] if is_bad else [take(int(worker)) for worker in workers]
@@ -244,7 +244,7 @@ class TableHost:
         return vectors
 
     def _take_up(self, number: int, places: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | slice]:
-        """Returns the rows at places that an update changes, and which of them are to be trained."""
+        """Returns the rows at places that an update changes, and which of them are trained."""
         block = self.memory[number]
         if self._kept is None:
             return block.take_up(self._host, places, step, self._fills, lambda _: None)
@@ -268,7 +268,7 @@ class TableHost:
             at = end
 
     def _update_rowwise(self, step: np.ndarray, rate: np.ndarray, gradients: np.ndarray) -> None:
-        """Adagrad with one accumulator for each row, the mean of whose squares it grows by."""
+        """Updates by adagrad with one accumulator per row, to which it adds the mean of the row's squares."""
         config, at = self._optimizer, 0
         for number, (rows, values) in enumerate(self._changed):
             block, end = self.memory[number], at + values.size
@@ -285,7 +285,7 @@ class TableHost:
             at = end
 
     def _put(self, number: int, moved: np.ndarray, slots: dict[str, np.ndarray], step: int) -> None:
-        """Writes the rows that are being changed of the block with this number."""
+        """Writes the changed rows of the block with this number."""
         block, (rows, _) = self.memory[number], self._changed[number]
         with self.lock:
             block.put(rows, moved, slots, step)

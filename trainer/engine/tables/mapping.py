@@ -1,4 +1,4 @@
-"""The memory of tables: that all tasks of a machine map, or that one process has for itself."""
+"""Allocates the memory of tables: mapped by all tasks of a machine, or private to one process."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ POPULATE_READ = 22  # of madvise, since Linux 5.14
 
 
 def cut(buffer: Any, layout: TableLayout, offset: int = 0) -> list[BlockMemory]:
-    """Returns the arrays in a buffer that has the layout from an offset on, by block."""
+    """Returns the arrays, by block, in a buffer with the layout from an offset on."""
     found: list[dict[str, np.ndarray]] = [{} for _ in layout.blocks]
     for region in layout.regions():
         count = region.nbytes // np.dtype(region.dtype).itemsize
@@ -35,7 +35,7 @@ def cut(buffer: Any, layout: TableLayout, offset: int = 0) -> list[BlockMemory]:
 
 
 def private(layout: TableLayout) -> list[BlockMemory]:
-    """Returns the arrays in memory of this process; what is never written to takes none."""
+    """Returns the arrays in memory of this process; pages that are never written take none."""
     if not layout.blocks:
         return []
     memory = mmap.mmap(-1, layout.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -46,7 +46,7 @@ def private(layout: TableLayout) -> list[BlockMemory]:
 
 
 def mapped(path: str, layout: TableLayout, offset: int) -> list[BlockMemory]:
-    """Returns the arrays in a file that others map too."""
+    """Returns the arrays in a file that other tasks map too."""
     if not layout.blocks:
         return []
     with open(path, "r+b") as file:
@@ -54,9 +54,9 @@ def mapped(path: str, layout: TableLayout, offset: int) -> list[BlockMemory]:
 
 
 def map_rows(memory: Sequence[BlockMemory]) -> None:
-    """Has the kernel map all rows that others have written into this process, which else it does one page at a time.
+    """Makes the kernel map all written rows into this process at once, instead of one page at a time.
 
-    Not those of tables that grow: it would make pages for rows that nobody has written.
+    Growing tables are left out: it would create pages for rows that no task has written.
     """
     madvise = ctypes.CDLL(None).madvise
     for block in (one for one in memory if one.block.growing is None):

@@ -1,12 +1,12 @@
-"""The arrays of a block of tables, and who reads and writes them.
+"""The arrays of a block of tables, with the rules for reading and writing them.
 
 Who writes what, and when:
 
     host    rows, slots, `updated`, `before_*` of its own places, in an update: all workers have pushed, so none reads
     worker  its own `pushed_*`, once it has the tokens of a step: all hosts have used its last push
 
-`before_*` is written, its tag last, before a row changes. So whoever joins at the step before, and reads while a host
-may be updating, first takes the rows and then, if the tag says so, puts back those that the update changes.
+`before_*` is written, its tag last, before a row changes. A worker that joins at the previous step, and reads while a
+host may be updating, first takes the rows and then, if the tag says so, restores those that the update changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class BlockMemory:
     arrays: dict[str, np.ndarray]  # the others of `regions`
 
     def read(self, places: np.ndarray, tag: int = NO_TAG) -> np.ndarray:
-        """[n, width] the rows at places [n] as they were at a step, which no host is more than one update past.
+        """Returns [n, width] the rows at places [n] as they were at a step, which no host is more than one update past.
 
         Args:
             tag: the generation and step, as one number.
@@ -51,22 +51,22 @@ class BlockMemory:
         return rows
 
     def values(self, places: np.ndarray, tag: int) -> np.ndarray:
-        """[n, width] the rows at places [n] as they are, where no host has begun the update from the state of `tag`."""
+        """Returns the current rows [n, width] at places [n]; no host may have begun the update from the state of `tag`."""
         return np.take(self.rows, places, axis=0)
 
     def write_push(self, worker: int, places: np.ndarray, rows: np.ndarray) -> None:
-        """Leaves a worker's gradients [n, width] of the rows at sorted places [n] for the hosts."""
+        """Writes a worker's gradients [n, width] of the rows at sorted places [n] for the hosts."""
         self.arrays["pushed_places"][worker, : len(places)] = places
         self.arrays["pushed_rows"][worker, : len(places)] = rows
         self.arrays["pushed_cuts"][worker] = cuts_of(places, self.block)
 
     def pushed(self, worker: int, host: int) -> Pushed:
-        """Returns what a worker has pushed to a host; views."""
+        """Returns views of a worker's push to a host."""
         begin, end = self.arrays["pushed_cuts"][worker, host : host + 2]
         return self.arrays["pushed_places"][worker, begin:end], self.arrays["pushed_rows"][worker, begin:end]
 
     def keep(self, host: int, tag: int, places: np.ndarray, rows: np.ndarray) -> None:
-        """Notes the rows [n, width] at sorted places [n] of a host, before an update from the state of `tag`."""
+        """Saves the rows [n, width] at sorted places [n] of a host, before an update from the state of `tag`."""
         count = len(places)
         self.arrays["before_places"][host, :count] = places
         self.arrays["before_rows"][host, :count] = rows
@@ -76,31 +76,31 @@ class BlockMemory:
     # What follows is about rows by their number in the arrays; where tables do not grow, that is the place.
 
     def find(self, places: np.ndarray) -> np.ndarray:
-        """[k <= n] The rows that places [n] of a host have already."""
+        """Returns [k <= n] the rows that places [n] of a host have already."""
         return places
 
     def take_up(
         self, host: int, places: np.ndarray, step: int, fills: Mapping[str, float], on_evict: OnEvict
     ) -> tuple[np.ndarray, np.ndarray | slice]:
-        """Returns the rows of places [n] that a host updates from a step: (of all, which of them are to be trained).
+        """Returns the rows of places [n] that a host updates from a step: (all of them, which of them are trained).
 
         Args:
-            fills: what slots begin with.
-            on_evict: called with rows before they lose what they are.
+            fills: initial values of slots.
+            on_evict: called with rows before they are overwritten.
         """
         return places, slice(None)
 
     def places_at(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the places that rows [n] have."""
+        """Returns the places of rows [n]."""
         return rows
 
     def changed_after(self, step: int, host: int | None = None) -> np.ndarray:
-        """[n] The rows, of a host or of all, that were changed after a step."""
+        """Returns [n] the rows, of a host or of all, that were changed after a step."""
         begin, end = (0, len(self.updated)) if host is None else self._own(host)
         return begin + np.flatnonzero(self.updated[begin:end] > step)
 
     def saved_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns what a checkpoint has of rows [n] beside their values: [n, k] each."""
+        """Returns what a checkpoint stores of rows [n] besides their values: [n, k] each."""
         return {name: np.take(values, rows, axis=0) for name, values in self.slots.items()}
 
     def put(self, at: np.ndarray, rows: np.ndarray, slots: Mapping[str, np.ndarray], step: int) -> None:
@@ -113,10 +113,10 @@ class BlockMemory:
     def load(
         self, host: int, ids: np.ndarray, rows: np.ndarray, saved: Mapping[str, np.ndarray], part_step: int, step: int
     ) -> None:
-        """Writes those of rows [n, width] that a host holds, with what was saved of them.
+        """Writes those of rows [n, width] that a host holds, with their saved slots and counters.
 
         Args:
-            part_step: after which these have not changed any more.
+            part_step: after which these have not changed.
             step: of the checkpoint.
         """
         is_own = ids % self.block.hosts == host
@@ -124,7 +124,7 @@ class BlockMemory:
         self.put(self.block.place_of(ids[is_own]), rows[is_own], slots, part_step)
 
     def begin(self, host: int, fills: Mapping[str, float], *, seed: int) -> None:
-        """Gives all rows of a host, and their slots, their first values."""
+        """Sets all rows of a host, and their slots, to their initial values."""
         block, (first, end) = self.block, self._own(host)
         own = slice(first, end)
         self.updated[own] = 0
@@ -141,12 +141,12 @@ class BlockMemory:
                 self.rows[first + at : first + at + len(values)] = values
 
     def _own(self, host: int) -> tuple[int, int]:
-        """Returns the first row of a host, and the end of its rows."""
+        """Returns the range of a host's rows: the first, and the end."""
         return host * self.block.held, (host + 1) * self.block.held
 
 
 def cuts_of(places: np.ndarray, block: Block) -> np.ndarray:
-    """[hosts + 1] int64: where the places of each host begin, among sorted places [n]."""
+    """Returns [hosts + 1] int64: where the places of each host begin, among sorted places [n]."""
     return np.append(np.searchsorted(places, block.first_places), len(places))
 
 
@@ -171,6 +171,6 @@ def sum_pushed(pushed: Sequence[Pushed]) -> Pushed:
 
 
 def _put(array: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
-    """Like array[places] = rows, as whole records, which is much faster."""
+    """Does array[places] = rows with whole records, which is much faster."""
     record = np.dtype((np.void, array.dtype.itemsize * array.shape[1]))
     np.put(array.view(record).ravel(), places, np.ascontiguousarray(rows).view(record).ravel())

@@ -1,12 +1,12 @@
-"""Rows as messages: where hosts and workers share no memory, or where workers do not wait for each other.
+"""Sends rows in messages, if hosts and workers share no memory, or workers do not wait for each other.
 
     worker  pushes gradients of rows behind its vector, and the places that its next step needs (payloads.py)
     host    updates; takes copies of the rows at these places; gives them with the token
 
-So rows need no messages of their own. Only what no push has asked for is asked by itself: the rows of a worker's first
+So rows need no separate messages. Only rows that no push has requested get their own: those of a worker's first
 step, of evaluations, and all that changed since a checkpoint.
 
-Under sync a host may be one update past the step that it is asked for, and then puts back what that has changed.
+Under sync a host may be one update past the step that it is asked for, and then restores what that has changed.
 Otherwise a worker gets each host's rows as of its token: the host copies them between two updates.
 """
 
@@ -36,10 +36,10 @@ READ, CHANGED, RELEASE = range(3)
 
 
 class RowServer:
-    """The host's side of the exchange of rows."""
+    """Implements the host's side of the exchange of rows."""
 
     def __init__(self, tables: TableHost, shard: Shard, workers: int, payloads: Payloads) -> None:
-        """Adds what answers questions to the graph of the host."""
+        """Adds the answers to questions to the graph of the host."""
         self._tables, self._host, self._payloads = tables, shard.index, payloads
         self._pushed: dict[int, list[Pushed]] = {}  # by worker, of each block: what the next update may take
         self._asked: dict[int, Places] = {}  # by worker: what it needs with its next token
@@ -60,7 +60,7 @@ class RowServer:
             answer_one()
 
     def take(self, worker: int, payload: tf.Tensor, *, counts: tf.Tensor | bool = True) -> tf.Operation:
-        """Takes what a worker has pushed behind its vector; nothing unless it counts, [] bool."""
+        """Takes a worker's push behind its vector; nothing unless it counts, [] bool."""
 
         def take(payload: np.ndarray, counts: np.ndarray) -> None:
             if counts:
@@ -70,11 +70,11 @@ class RowServer:
         return tf.numpy_function(take, [payload, counts], [])
 
     def pushed(self, worker: int) -> list[Pushed]:
-        """Returns what `take` took last of a worker, by block."""
+        """Returns the last push that `take` took of a worker, by block."""
         return self._pushed[worker]
 
     def rows_for(self, worker: int) -> tf.Tensor:
-        """[n] The rows that a worker's last push asked for, to be given with a token; nothing if none has."""
+        """Returns [n] the rows that a worker's last push requested, to send with a token; empty if none did."""
 
         def copied() -> np.ndarray:
             asked = self._asked.get(worker, ())
@@ -103,12 +103,12 @@ class RowServer:
 
 
 class SentTables(Tables):
-    """A worker's side, of tables that other tasks hold."""
+    """Implements a worker's side, for tables that other tasks hold."""
 
     def __init__(
         self, payloads: Payloads, slots: Sequence[str], shards: Sequence[Shard], touches: Touches, *, worker: int
     ) -> None:
-        """Creates the messages of the worker with this number; adds nothing to the graph yet."""
+        """Takes the number of the worker; adds nothing to the graph yet."""
         self._payloads, self._slots, self._shards, self.touches = payloads, slots, shards, touches
         self._worker, self._each = worker, len(payloads.blocks)
         self.announce = touches.places
@@ -166,10 +166,10 @@ class SentTables(Tables):
         return RowQuery(tag, questions, self._ask(READ, tag, questions))
 
     def first_payloads(self, session: Any, question: RowQuery, places: Places, tag: int) -> list[np.ndarray]:
-        """Returns what each host would have sent with its token if a push had asked for these places.
+        """Returns what each host would have sent with its token if a push had requested these places.
 
         Args:
-            tag: of the step; NO_TAG: as rows are now.
+            tag: of the step; NO_TAG: the current rows.
         """
         feeds = dict(zip(question.questions, self._questions(places), strict=True))
         rows = self._exact_rows(session.run(question.answers, {question.tag: tag, **feeds}), places)
@@ -185,13 +185,13 @@ class SentTables(Tables):
         return messages
 
     def changes(self) -> ChangedQuery:
-        """Adds what asks for changed rows, whose answers `read_changed` reads, and what lets hosts release them."""
+        """Adds the requests for changed rows, whose answers `read_changed` reads, and their release by hosts."""
         step, nothing = v1.placeholder(tf.int64, []), [tf.constant("")] * len(self._shards)
         answers = self._ask(CHANGED, step, nothing)
         return ChangedQuery(step, answers, self._ask(RELEASE, tf.constant(NO_TAG, tf.int64), nothing))
 
     def read_changed(self, answers: Sequence[bytes]) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
-        """(places, values, what else is saved of them) of each block, of all hosts."""
+        """Returns (places, values, what else is saved of them) of each block, of all hosts."""
         at, found = [0] * len(answers), []
 
         def take(host: int, dtype: Any, *shape: int) -> np.ndarray:
@@ -227,7 +227,7 @@ class SentTables(Tables):
         return answers
 
     def _questions(self, places: Places) -> list[bytes]:
-        """To each host: a push without gradients."""
+        """Returns the question to each host: a push without gradients."""
         none = [(np.zeros(0, np.int64), np.zeros((0, block.width), np.float32)) for block in self._payloads.blocks]
         return [one.tobytes() for one in self._payloads.exact().write_push(none, places)]
 
@@ -238,7 +238,7 @@ class SentTables(Tables):
         return [places[at : at + self._each] for at in range(0, len(places), self._each)]
 
     def _given(self, derived: Sequence[Derived], rows: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """Returns what each lookup of each replica is given, from the rows of its distinct places by block."""
+        """Returns the rows for each lookup of each replica, from those of its distinct places by block."""
         given = []
         for number, one in enumerate(derived):
             own = zip(rows[number * self._each :], one.blocks, self._payloads.blocks, strict=False)
@@ -267,5 +267,5 @@ def _answers(shard: Shard, worker: int) -> Any:
 
 
 def _bytes(message: Any) -> bytes:
-    """Of a string that a function is given: numpy would cut off zeros at its end."""
+    """Returns the bytes of a string argument: numpy would cut off trailing zeros."""
     return message if isinstance(message, bytes) else bytes(message.item())

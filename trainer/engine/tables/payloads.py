@@ -1,7 +1,7 @@
-"""Rows behind the vectors of messages, where they do not stay in shared memory.
+"""Packs rows behind the vectors of messages, if they do not stay in shared memory.
 
 A worker's push has, for its host, the rows of each block that it touched, with their gradients, and which rows its
-replicas need for their next step. What it pulls has these rows. All of it is bits, which travel as numbers of the
+replicas need for their next step. What it pulls has these rows. All of it is bits, which are sent as numbers of the
 message's type; nothing on the way computes with them.
 """
 
@@ -27,14 +27,14 @@ PUSH, ROWS = range(2)  # kinds of payloads: of a worker for a host, of a host fo
 
 
 class Mailboxes:
-    """Where payloads lie in memory that tasks share; messages then only say how long they are.
+    """Buffers for payloads in memory that tasks share; messages then only say how long they are.
 
     A worker writes what it pushes once it has its token: its last push was taken and used. A host writes what a worker
     needs before it hands out a token, for which the worker waits.
     """
 
     def __init__(self, path: str, layout: TableLayout, offset: int) -> None:
-        """Maps those in a file, from an offset on."""
+        """Maps the mailboxes in a file, from an offset on."""
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), offset + layout.mailboxes_nbytes)
         self._layout, self._offset = layout, offset
@@ -45,7 +45,7 @@ class Mailboxes:
         return np.array([len(payload)], np.int32)
 
     def get(self, kind: int, worker: int, host: int, message: np.ndarray) -> np.ndarray:
-        """Returns what a message is about; a view."""
+        """Returns a view of the payload that a message announces."""
         (size,) = message if len(message) else (0,)  # a worker that joins pulls none
         return self._box(kind, worker, host)[:size]
 
@@ -56,7 +56,7 @@ class Mailboxes:
 
 
 class Payloads(NamedTuple):
-    """How rows are written into messages."""
+    """Writes rows into messages, and reads them."""
 
     blocks: Sequence[Block]
     numbers: Any  # dtype of messages
@@ -65,7 +65,7 @@ class Payloads(NamedTuple):
 
     @classmethod
     def of(cls, blocks: Sequence[Block], wire: VectorWire, boxes: Mailboxes | None = None) -> Payloads:
-        """Those behind the vectors of a wire; of the wire bfloat16, rows are rounded too."""
+        """Returns the payloads behind the vectors of a wire; with bfloat16, rows are rounded too."""
         return cls(blocks, wire.dtype.as_numpy_dtype, wire is BFLOAT16, boxes)
 
     def exact(self) -> Payloads:
@@ -73,7 +73,7 @@ class Payloads(NamedTuple):
         return Payloads(self.blocks, np.uint8, is_rounded=False)
 
     def send(self, kind: int, worker: int, host: int, payload: np.ndarray) -> np.ndarray:
-        """Returns what to send behind a vector: the payload, or where it is."""
+        """Returns what to send behind a vector: the payload, or its location."""
         return payload if self.boxes is None else self.boxes.put(kind, worker, host, payload)
 
     def receive(self, kind: int, worker: int, host: int, message: np.ndarray) -> np.ndarray:
@@ -94,7 +94,7 @@ class Payloads(NamedTuple):
         ]
 
     def read_push(self, payload: np.ndarray) -> tuple[list[Pushed], Places]:
-        """Returns what a host was sent: gradients of each block, and the places of its rows that are needed next."""
+        """Returns what a host received: gradients of each block, and the places of its rows that are needed next."""
         reader = _Reader(payload)
         replicas = int(reader.next(np.int64, 1)[0])
         pushed = []
@@ -111,10 +111,10 @@ class Payloads(NamedTuple):
         return self._joined([one for pair in parts for one in pair])
 
     def read_rows(self, payloads: Sequence[np.ndarray], asked: Places) -> list[np.ndarray]:
-        """[n, width] By replica and block, from what each host has sent.
+        """Returns rows [n, width] by replica and block, from what each host has sent.
 
         Raises:
-            DataError: if the rows are of other places.
+            DataError: if the rows belong to other places.
         """
         readers, found = [_Reader(one) for one in payloads], []
         for replica in asked:
@@ -186,5 +186,5 @@ def _listed(places: np.ndarray, block: Block) -> list[np.ndarray]:
 
 
 def _kind(block: Block) -> Any:
-    """Of places in messages: 4 bytes, unless the block has too many, or grows."""
+    """Returns the type of places in messages: 4 bytes, unless the block has too many, or grows."""
     return np.int32 if block.growing is None and block.hosts * block.held < 2**31 else np.int64

@@ -1,4 +1,4 @@
-"""Which rows a batch touches: found in the input pipeline, ahead of the step."""
+"""Finds the rows that a batch touches, in the input pipeline, ahead of the step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Touched(NamedTuple):
 
 
 class Derived(NamedTuple):
-    """What is made of a batch."""
+    """The data derived from a batch."""
 
     ids: tuple[tf.Tensor, ...]  # of each lookup, in the order of the model's calls
     blocks: tuple[Touched, ...]
@@ -31,7 +31,7 @@ class Touches:
     """Finds the rows that batches touch, and cuts rows and gradients by lookup."""
 
     def __init__(self, blocks: Sequence[Block], record: Callable[[Any], list[Lookup]]) -> None:
-        """Finds nothing yet.
+        """Takes the lookups; finds nothing yet.
 
         Args:
             record: the lookups of a model for the features of a batch, in their order; traced in each pipeline.
@@ -40,7 +40,7 @@ class Touches:
         self._paths: list[str] = []  # of the table of each lookup
 
     def of(self, batch: Batch) -> Derived:
-        """Adds what is made of a batch to the graph of a pipeline; nothing without tables."""
+        """Adds the data derived from a batch to the graph of a pipeline; nothing without tables."""
         if not self._blocks:
             return Derived((), ())
         lookups = self._record(batch.features)
@@ -50,11 +50,11 @@ class Touches:
 
     @staticmethod
     def places(derived: Derived) -> tuple[tf.Tensor, ...]:
-        """[n] of each block: the places that a batch touches, each once."""
+        """Returns [n] of each block: the distinct places that a batch touches."""
         return tuple(touched.distinct for touched in derived.blocks)
 
     def cut(self, derived: Derived, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """[*ids, width] for each lookup, from the rows [positions, width] of each block."""
+        """Returns [*ids, width] for each lookup, from the rows [positions, width] of each block."""
         given: dict[int, tf.Tensor] = {}
         for block, values in zip(self._blocks, rows, strict=True):
             begin: Any = 0
@@ -67,9 +67,9 @@ class Touches:
         return [given[number] for number in range(len(self._paths))]
 
     def sum_gradients(self, derived: Derived, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """[n, width] of each block: the gradient of each distinct row, from those of the lookups.
+        """Returns [n, width] of each block: the gradient of each distinct row, from those of the lookups.
 
-        Summed in the order of the positions: the bits depend on nothing else.
+        It sums in the order of the positions: the bits depend on nothing else.
         """
         sums = []
         for block, touched in zip(self._blocks, derived.blocks, strict=True):
@@ -79,11 +79,11 @@ class Touches:
         return sums
 
     def _own(self, block: Block) -> list[int]:
-        """The lookups of a block's tables, by number; the last first, as gradients of a dense table are summed."""
+        """Returns the numbers of the lookups of a block's tables, the last first, as a dense table sums gradients."""
         return [number for number, path in reversed(list(enumerate(self._paths))) if path in block.begins]
 
     def _find(self, ids: Sequence[tf.Tensor]) -> tuple[Touched, ...]:
-        """The rows of each block, from the ids of each lookup; in one call of Python, because there may be many."""
+        """Returns the rows of each block from the ids of each lookup, in one call of Python for all of them."""
         tables = {table.path: table for block in self._blocks for table in block.tables}
 
         def find(*given: np.ndarray) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""A worker's side of tables: what its steps read, and where they leave their gradients for the hosts."""
+"""Implements a worker's side of tables: what its steps read, and where they put gradients for the hosts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Gradients = Sequence[Sequence[tf.Tensor]]  # by replica and lookup
 
 
 class RowQuery(NamedTuple):
-    """Asks all hosts for rows; what is fed, and what is fetched."""
+    """A query of rows to all hosts: its feeds and its fetches."""
 
     tag: tf.Tensor
     questions: list[tf.Tensor]
@@ -22,7 +22,7 @@ class RowQuery(NamedTuple):
 
 
 class ChangedQuery(NamedTuple):
-    """Asks all hosts for the rows that have changed after a step; what is fed, and what is fetched."""
+    """A query to all hosts for the rows that changed after a step: its feeds and its fetches."""
 
     step: tf.Tensor
     answers: list[tf.Tensor]
@@ -30,42 +30,42 @@ class ChangedQuery(NamedTuple):
 
 
 class Tables(ABC):
-    """Adds to a worker's graph what it does with tables; the defaults are for rows that are not sent."""
+    """Adds tables to a worker's graph; the defaults are for rows that are not sent."""
 
     touches: Touches
     announce: Callable[[Derived], Any] | None = None  # makes of a batch what is asked of hosts a step ahead
 
     @abstractmethod
     def read(self, derived: Derived) -> list[tf.Tensor]:
-        """Returns what each lookup is given outside of training: rows as they are."""
+        """Returns the rows for each lookup outside training: the current ones."""
 
     @abstractmethod
     def rows_of_step(
         self, derived: Sequence[Derived], tag: tf.Tensor, payloads: Sequence[tf.Tensor]
     ) -> list[list[tf.Tensor]]:
-        """Returns what each lookup of each replica is given in the step with this tag [] int64.
+        """Returns the rows for each lookup of each replica in the step with this tag [] int64.
 
         Args:
-            payloads: what each host has sent behind its vector, where rows are sent.
+            payloads: what each host has sent behind its vector, if rows are sent.
         """
 
     @abstractmethod
     def leave(
         self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
     ) -> list[tf.Tensor | tf.Operation]:
-        """Leaves gradients for the hosts.
+        """Passes gradients to the hosts.
 
         Args:
             mean: from `mean_gradients`.
-            upcoming: of each replica, the places of its next batch by block, where rows are sent.
-            scale: [] what the gradients are multiplied by.
+            upcoming: of each replica, the places of its next batch by block, if rows are sent.
+            scale: [] factor of the gradients.
 
         Returns:
-            What is to be pushed behind the vector of each host, where rows are sent; else what must be done before.
+            What to push behind the vector of each host, if rows are sent; else what must run before the push.
         """
 
     def split(self, messages: Sequence[tf.Tensor], sizes: Sequence[int]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns the vectors [size] in what each host has sent, and the rows behind them."""
+        """Returns the vectors [size] in the messages of each host, and the rows behind them."""
         return list(messages), []
 
     def join(self, messages: Sequence[tf.Tensor], left: Sequence[Any]) -> list[tf.Tensor]:
@@ -73,15 +73,15 @@ class Tables(ABC):
         return list(messages)
 
     def query(self) -> RowQuery | None:
-        """Adds what asks all hosts for the rows of a first step."""
+        """Adds a query to all hosts for the rows of a first step."""
         return None
 
     def changes(self) -> ChangedQuery | None:
-        """Adds what asks all hosts which rows have changed."""
+        """Adds a query to all hosts for the rows that have changed."""
         return None
 
     def mean_gradients(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
-        """By block: the distinct places [n] of a worker's replicas, and the means of their gradients [n, width]."""
+        """Returns by block the distinct places [n] of a worker's replicas, and their mean gradients [n, width]."""
         sums = self._sums(derived, gradients)
         if len(derived) == 1 or not sums:
             return sums
@@ -98,7 +98,7 @@ class Tables(ABC):
         return [tf.ensure_shape(one, [None, *like.shape[1:]]) for one, like in zip(means, sums, strict=False)]
 
     def _sums(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
-        """By replica and block: the distinct places, and the gradients of their rows."""
+        """Returns by replica and block the distinct places, and the gradients of their rows."""
         flat = []
         for one, of_lookups in zip(derived, gradients, strict=True):
             sums = self.touches.sum_gradients(one, of_lookups)
@@ -108,7 +108,7 @@ class Tables(ABC):
 
 
 class TableWorker(Tables):
-    """Reads rows where they lie, in memory that it shares with the hosts; adds nothing where there are no tables."""
+    """Reads rows in memory that it shares with the hosts; without tables it adds nothing."""
 
     def __init__(self, memory: Sequence[BlockMemory], touches: Touches, worker: int = 0) -> None:
         self._memory, self.touches, self._worker = memory, touches, worker
@@ -135,7 +135,7 @@ class TableWorker(Tables):
         return [tf.numpy_function(write, list(mean), [])]
 
     def leave_each(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Operation]:
-        """Leaves the gradient of each replica as that of a worker, where all replicas are in one process."""
+        """Passes the gradient of each replica as that of a worker, if all replicas are in one process."""
         if not self._memory:
             return []
 
@@ -169,13 +169,13 @@ NO_TABLES = TableWorker((), Touches((), lambda _: []))
 def tensors_of(
     function: Callable[..., Sequence[Any]], inputs: Sequence[Any], kinds: Sequence[tf.DType]
 ) -> list[tf.Tensor]:
-    """Returns what `tf.numpy_function` returns, as a list also where it is one."""
+    """Returns the results of `tf.numpy_function` as a list, even if there is only one."""
     outputs = tf.numpy_function(function, inputs, kinds)
     found = outputs if isinstance(outputs, list) else [outputs]
     return [tf.ensure_shape(one, []) if one.dtype == tf.string else one for one in found]
 
 
 def by_block(flat: Sequence[np.ndarray], blocks: int) -> list[list[Pushed]]:
-    """Returns what `_sums` lists, by block and replica."""
+    """Regroups the list of `_sums` by block and replica."""
     pairs = list(zip(flat[::2], flat[1::2], strict=True))
     return [pairs[number::blocks] for number in range(blocks)]

@@ -16,14 +16,14 @@ Vector = TypeVar("Vector", tf.Tensor, np.ndarray)
 
 
 class TrainableAndRest(NamedTuple):
-    """A vector as its two regions."""
+    """The two regions of a vector."""
 
     trainable: tf.Tensor  # [trainable_size]
     rest: tf.Tensor  # [size - trainable_size]: state, metrics, header
 
 
 def halves(flat: tf.Tensor, shard: Shard) -> TrainableAndRest:
-    """Both are views on a CPU: they begin at a multiple of 64 bytes."""
+    """Returns both regions, which are views on a CPU: they begin at a multiple of 64 bytes."""
     size = shard.trainable_size
     return TrainableAndRest(tf.slice(flat, [0], [size]), tf.slice(flat, [size], [shard.size - size]))
 
@@ -46,12 +46,12 @@ def unpack(
 def pieces_of(
     shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """Returns what a replica pushes to one shard, in pieces: those of the trainable region, and the rest; float32.
+    """Returns a replica's push to one shard in pieces: those of the trainable region, and the rest; float32.
 
     Args:
         gradients, state: by path, whole; only the shard's own parts are read.
         metrics: [k] layout.METRICS, then the sums of the first shard; other shards get the former alone.
-        header: [LANES], as it was pulled.
+        header: [LANES], as pulled.
     """
     trainable = [_pad(gradients[piece.path], piece) for piece in shard.trainable]
     rest = [_pad(state[piece.path], piece) for piece in shard.state]
@@ -66,9 +66,9 @@ def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, h
 
 
 def mean_of(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None) -> tf.Tensor:
-    """[size] The mean of what was pushed; of the chosen pushes only, if given.
+    """Returns [size], the mean of the pushes, or of the chosen ones.
 
-    Summed one by one in the order given: the bits of the sum depend on nothing else.
+    It sums one by one in the given order: the bits of the sum depend on nothing else.
     """
     if chosen is not None:
         packed = [tf.where(chosen[number], one, 0.0) for number, one in enumerate(packed)]
@@ -79,7 +79,7 @@ def mean_of(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None) -> tf.
 
 
 def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """[LANES] float32 whose first bits are the int32 generation and step; never to be computed with."""
+    """Returns [LANES] float32 whose first bits are the int32 generation and step; never to be computed with."""
     tags = tf.cast(tf.stack([generation, step]), tf.int32)
     return tf.bitcast(tf.pad(tags, [[0, LANES - TAGS]]), tf.float32)
 
@@ -89,7 +89,7 @@ def header_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
 
 
 def tags_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
-    """[2] int32: the generation and step that a vector belongs to."""
+    """Returns [2] int32: the generation and step that a vector belongs to."""
     return tf.bitcast(header_of(vector, shard), tf.int32)[:TAGS]
 
 
@@ -99,18 +99,18 @@ def tags_in(vector: np.ndarray, shard: Shard) -> np.ndarray:
 
 
 def metrics_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
-    """[metrics_size]"""
+    """Returns the metrics [metrics_size] of a vector."""
     return _region(vector, shard, shard.metrics_offset, shard.metrics_size)
 
 
 def sums_in(vector: np.ndarray, shard: Shard) -> np.ndarray:
-    """[sums] of a vector that was fetched; a view."""
+    """Returns [sums] of a vector that was fetched; a view."""
     offset = shard.metrics_offset + len(METRICS)
     return vector[offset : offset + shard.sums]
 
 
 def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.ndarray:
-    """[size] float32 with the parameters and state of a shard, tagged; the metrics are zero."""
+    """Returns [size] float32 with the parameters and state of a shard, tagged; the metrics are zero."""
     flat = np.zeros(shard.size, np.float32)
     for piece in (*shard.trainable, *shard.state):
         flat[piece.offset : piece.offset + piece.size] = _part(values, piece)
@@ -119,7 +119,7 @@ def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.n
 
 
 def to_slot(shard: Shard, name: str, values: Arrays | None, fill: float) -> np.ndarray:
-    """[slot_size] float32: an optimizer slot, from its values by path or at its first value."""
+    """Returns [slot_size] float32: an optimizer slot, from its values by path or at its first value."""
     slot = np.full(shard.slot_size(name), fill, np.float32)
     if values is not None:
         for piece in shard.slot_pieces(name):
@@ -128,7 +128,7 @@ def to_slot(shard: Shard, name: str, values: Arrays | None, fill: float) -> np.n
 
 
 def join(pieces_and_flats: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the named arrays in flat vectors or slots; a whole one is a view.
+    """Returns the named arrays in flat vectors or slots; a whole array is a view.
 
     Args:
         pieces_and_flats: pieces with the vector that holds them; together they must have all parts of each parameter.
@@ -146,7 +146,7 @@ def from_flat(pieces: Sequence[Slice], flat: np.ndarray) -> dict[str, np.ndarray
 
 
 def _region(vector: tf.Tensor | TrainableAndRest, shard: Shard, offset: int, size: int) -> tf.Tensor:
-    """[size] at an offset behind the trainable region."""
+    """Returns the region [size] at an offset behind the trainable region."""
     if isinstance(vector, TrainableAndRest):
         return tf.slice(vector.rest, [offset - shard.trainable_size], [size])
     return tf.slice(vector, [offset], [size])
@@ -162,7 +162,7 @@ def _by_path(pieces_and_flats: Iterable[tuple[Sequence[Slice], Vector]]) -> dict
 
 
 def _restore(parts: Sequence[tuple[Slice, tf.Tensor]]) -> tf.Tensor:
-    """Returns a parameter from its parts: one that is whole stays a view, without a concat."""
+    """Returns a parameter from its parts; a whole one stays a view, without a concat."""
     cuts = [_cut(flat, piece) for piece, flat in parts]
     return tf.reshape(tf.concat(cuts, 0) if len(cuts) > 1 else cuts[0], parts[0][0].shape)
 

@@ -1,16 +1,16 @@
-"""The wire of tasks on one machine: vectors stay in memory that all tasks map, and messages only say where.
+"""Implements the wire of tasks on one machine: vectors stay in memory that all tasks map; messages only say where.
 
     host    writes the new vector into a place, then says which to a worker, with its token
     worker  takes its token and that message; computes on the vector where it lies
             writes its gradients into a place of its own, then pushes
     host    takes a worker's push, and averages the gradients where they lie
 
-The messages are those of other wires, in the same order and with the same tags, but without the vector. Nobody reads a
-place before a message has said that it is written.
+The messages are those of other wires, in the same order and with the same tags, but without the vector. No task reads a
+place before a message has announced it.
 
 A worker writes when it has its token, which means that its gradients were taken. Under sync a host writes when every
 worker has pushed, and so has read: one place is enough. Under async and backup it writes where no worker reads: a
-worker keeps its place until a message names another. Whoever replaces a worker that died computes the same gradients
+worker keeps its place until a message names another. The successor of a worker that died computes the same gradients
 under sync, and writes the same bits; otherwise it gets no token while a gradient of its predecessor is not averaged.
 
 TensorFlow may write the result of an operation over an input that no other operation still has to read. So what a
@@ -131,7 +131,7 @@ class MemoryWire(VectorWire):
 
 
 def message_of(tags: tf.Tensor, place: Place) -> tf.Tensor:
-    """A message about a vector with these tags [2]: its place; for gradients, whether their worker asks to stop."""
+    """Returns the message about a vector with these tags [2]: its place; for gradients, whether to stop."""
     return tf.concat([tags, [tf.cast(place, tf.int32)]], 0)
 
 

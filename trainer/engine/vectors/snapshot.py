@@ -1,4 +1,4 @@
-"""The state of a run at one global step, named by parameter path: what a checkpoint holds, whatever the cluster."""
+"""The state of a run at one global step, by parameter path, which a checkpoint holds for any cluster."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Snapshot:
         return cls(step, parameters, state, named, loss, sums, stop, int(reductions), int(bad))
 
     def to_flats(self, shard: Shard, fills: Mapping[str, float], *, generation: int) -> list[np.ndarray]:
-        """Returns what a shard is loaded with: its vector, then its slots; `fills` has the first value of each slot."""
+        """Returns the vectors to load into a shard: its own, then its slots; `fills` has initial values of slots."""
         flat = packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)
         for name in ("stop", "reductions"):
             flat[shard.metrics_offset + METRICS.index(name)] = getattr(self, name)

@@ -1,4 +1,4 @@
-"""How the vector of a shard travels between its host and a worker.
+"""Defines how the vector of a shard is sent between its host and a worker.
 
     float32     the vector as it is
     bfloat16    its trainable region rounded to the nearest bfloat16, ties to even: half the bytes
@@ -37,7 +37,7 @@ class VectorWire:
     is_per_worker = False  # whether each worker has a message of its own, written with its token
 
     def shape(self, shard: Shard) -> list[int]:
-        """Of a message."""
+        """Returns the shape of a message."""
         return [WIRES[self.name].numbers(shard)]
 
     def pack(self, trainable: Pieces, rest: Pieces) -> tf.Tensor:
@@ -56,15 +56,15 @@ class VectorWire:
         return halves(mean_of(vectors, chosen), shard)  # cut after the mean: else XLA folds its division into the rate
 
     def trainable_in(self, vector: np.ndarray, shard: Shard) -> np.ndarray:
-        """[trainable_size] float32 of a packed vector that was fetched."""
+        """Returns [trainable_size] float32 of a packed vector that was fetched."""
         return vector[: shard.trainable_size]
 
     def tags_of(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
-        """[2] int32: the generation and step that a message belongs to."""
+        """Returns [2] int32: the generation and step that a message belongs to."""
         return packing.tags_of(message, shard)
 
     def metrics_of(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
-        """[metrics_size] float32 of a packed vector."""
+        """Returns [metrics_size] float32 of a packed vector."""
         return packing.metrics_of(vector, shard)
 
     def asks_to_stop(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
@@ -85,7 +85,7 @@ class VectorWire:
     def write_gradients(
         self, trainable: Pieces, rest: Pieces, shard: Shard, *, worker: int, computed_on: Pieces
     ) -> tf.Tensor:
-        """Packs what a worker pushes where its host will read it; returns the packed vector.
+        """Packs a worker's push where its host will read it; returns the packed vector.
 
         Args:
             computed_on: the trainable regions that the gradients were computed on.
@@ -105,12 +105,12 @@ class VectorWire:
         return tf.identity(message)
 
     def feed(self, vectors: Sequence[np.ndarray], shards: Sequence[Shard]) -> Sequence[np.ndarray]:
-        """Returns the messages to feed to a step that is to compute on packed vectors that were fetched."""
+        """Returns the messages to feed to a step that computes on fetched packed vectors."""
         return vectors
 
 
 class BFloat16(VectorWire):
-    """The trainable region as bfloat16."""
+    """Sends the trainable region as bfloat16."""
 
     name = "bfloat16"
     dtype = tf.uint16
@@ -154,7 +154,7 @@ MESSAGE_WIRES: Mapping[str, VectorWire] = {wire.name: wire for wire in (FLOAT32,
 
 
 def _region(vector: tf.Tensor, shard: Shard, offset: int, size: int) -> tf.Tensor:
-    """[size] float32 at an offset behind the trainable region of a bfloat16 vector."""
+    """Returns the region [size] float32 at an offset behind the trainable region of a bfloat16 vector."""
     return _exact(tf.slice(vector, [2 * offset - shard.trainable_size], [2 * size]))
 
 

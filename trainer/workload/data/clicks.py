@@ -59,7 +59,7 @@ def _examples(
 
 
 def _effect(seed: int, field: int, ids: np.ndarray) -> np.ndarray:
-    """[n] in [-1, 1), the same for the same id; splitmix64 of its number."""
+    """Returns [n] in [-1, 1), the same for the same id; splitmix64 of its number."""
     x = (ids.astype(np.uint64) + np.uint64(field << 40) + np.uint64(seed + 1)) * GOLDEN
     x = (x ^ (x >> np.uint64(30))) * MIX
     return (x >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1

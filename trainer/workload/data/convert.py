@@ -105,7 +105,7 @@ def refuse_not_dense(value: Any, name: str) -> None:
 
 
 def _array(values: Any, name: str) -> np.ndarray:
-    """[N, ...] of a type that has one in TensorFlow."""
+    """Returns [N, ...] of a type that has one in TensorFlow."""
     array = _as_array(values, name)
     if array.ndim == 0 and array.dtype.kind == "O":
         hint = "; make it dense: x.toarray()" if hasattr(values, "toarray") else f"; {ALLOWED}"

@@ -146,5 +146,5 @@ def _parsed(lines: list[list[bytes]], source: str, first: int, rows: int) -> Arr
 
 
 def _ids(column: np.ndarray, rows: int) -> np.ndarray:
-    """[n] of int32, from hexadecimal digits."""
+    """Returns [n] of int32, from hexadecimal digits."""
     return np.array([1 + int(one, 16) % (rows - 1) if one else 0 for one in column.tolist()], np.int32)

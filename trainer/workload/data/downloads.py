@@ -38,7 +38,7 @@ def _images(name: str, path: str | None, shape: tuple[int, ...]) -> DataSet:
 
 
 def _with_channels(images: np.ndarray, shape: tuple[int, ...], source: str) -> np.ndarray:
-    """[N, H, W] or [N, H, W, C] -> [N, H, W, C]; grey images are often stored without the channel."""
+    """Returns [N, H, W] or [N, H, W, C] -> [N, H, W, C]; grey images are often stored without the channel."""
     if images.ndim == len(shape) and shape[-1] == 1:
         images = images[..., None]
     if images.shape[1:] != shape:

@@ -76,7 +76,7 @@ def _column(column: Any, name: str) -> np.ndarray:
 
 
 def _lists(column: Any, name: str) -> np.ndarray:
-    """[N, length] of a column of lists."""
+    """Returns [N, length] of a column of lists."""
     column = column.combine_chunks()
     lengths = np.unique(column.value_lengths().fill_null(0).to_numpy())
     if column.null_count or len(lengths) != 1:

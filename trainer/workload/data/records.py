@@ -68,7 +68,7 @@ def masked_crc32c(rows: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _crc32c_table() -> np.ndarray:
-    """[256] of uint32: the remainders of single bytes, for the reversed Castagnoli polynomial."""
+    """Returns [256] of uint32: the remainders of single bytes, for the reversed Castagnoli polynomial."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(0x82F63B78), table >> np.uint32(1))

@@ -40,7 +40,7 @@ def _check_sizes(**sizes: int) -> None:
 
 
 def _odd_numbers(seed: int, stream: int, count: int) -> np.ndarray:
-    """[count] of the odd numbers -255..255 as int16, uniform; odd, because they are symmetric about zero."""
+    """Returns [count] of the odd numbers -255..255 as int16, uniform; odd, because they are symmetric about zero."""
     words = np.random.PCG64([seed, stream]).random_raw(-(-count // 8)).astype("<u8")
     return words.view(np.uint8)[:count].astype(np.int16) * 2 - 255
 

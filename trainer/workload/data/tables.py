@@ -154,12 +154,12 @@ def _features(
 
 
 def _in_columns(column: np.ndarray) -> np.ndarray:
-    """[N] as [N, 1]."""
+    """Returns [N] as [N, 1]."""
     return column[:, None] if column.ndim == 1 else column
 
 
 def _matrix(columns: Table, source: str) -> np.ndarray:
-    """[N, columns] of float32."""
+    """Returns [N, columns] of float32."""
     texts = [name for name, column in columns.items() if is_text(column)]
     if texts:
         raise DataError(

@@ -253,7 +253,7 @@ def _fetch(paths: list[Path], layout: Format) -> Callable[[tf.Tensor, tuple[tf.T
 
 
 def _decode(feature: tf.Tensor, layout: Format) -> tf.Tensor:
-    """[B, ...] of float32, from floats [B, ...], bytes [B] or images [B]."""
+    """Returns [B, ...] of float32, from floats [B, ...], bytes [B] or images [B]."""
     import tensorflow as tf
 
     if layout.encoding == "float":
