@@ -1,1 +1,1 @@
-"""What is trained: model, data, loss, metrics, one replica step."""
+"""Defines what is trained: model, data, loss, metrics, one replica step."""

@@ -1,4 +1,4 @@
-"""The accuracy that is measured by default, chosen by the loss."""
+"""Chooses the default accuracy by the loss."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ ACCURACY = "accuracy"
 
 
 def accuracy_of(loss: Any) -> keras.metrics.Metric | None:
-    """Returns the metric for a loss of classes; None for any other loss."""
+    """Returns the metric for a classification loss; None for any other loss."""
     for kind, make in ACCURACIES.items():
         if isinstance(loss, kind):
             if (ignored := getattr(loss, IGNORE, None)) is not None:

@@ -1,7 +1,7 @@
-"""Adapts preprocessing layers to the data once in a run: `adapt` records its result, or takes one that was recorded.
+"""Adapts preprocessing layers to the data once in a run: `adapt` records its result, or restores a recorded one.
 
 A model's function calls `adapt` in every task. It reads the data in the process that describes the model; in all
-others, and when a run resumes, the layers get what they had learned there.
+others, and when a run resumes, the layers get the state that they learned there.
 """
 
 import functools
@@ -31,17 +31,17 @@ KINDS: tuple[type, ...] = (
 
 
 class Adapting:
-    """What the layers of a model learn, in the order in which they are adapted."""
+    """The states that the layers of a model learn, in the order in which they are adapted."""
 
     def __init__(self, recorded: Sequence[State] | None = None) -> None:
-        """`recorded` is taken by the layers; without it they adapt, and it is recorded."""
+        """Layers restore `recorded`; without it they adapt, and their states are recorded."""
         self._is_recording = recorded is None
         self.states: list[State] = list(recorded or ())
         self._next, self._is_inside = 0, False
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Within, layers adapt as this says."""
+        """Makes layers adapt through this object inside the context."""
         with patched(*((kind, "adapt", self._replacing(vars(kind)["adapt"])) for kind in KINDS)):
             yield
 
@@ -75,7 +75,7 @@ class Adapting:
 
 
 def not_adapted(model: keras.Model) -> list[str]:
-    """Returns the paths of layers that normalize by a mean and a variance, and have learned none."""
+    """Returns the paths of layers that normalize by a mean and a variance but were never adapted."""
     layers, paths = model._flatten_layers(include_self=False), Paths(model)
     own = [
         one for one in layers if isinstance(one, keras.layers.Normalization) and one.built and one.input_mean is None
@@ -100,7 +100,7 @@ def _learned(layer: Any) -> dict[str, np.ndarray]:
 
 
 def _take(layer: Any, state: State) -> None:
-    """Gives a layer what it has learned elsewhere."""
+    """Restores the state that a layer learned elsewhere."""
     if isinstance(layer, keras.layers.Normalization):
         if not layer.built:
             layer.build(tuple(None if size < 0 else int(size) for size in state["shape"]))
@@ -124,7 +124,7 @@ def _lookup(layer: Any) -> Any:
 
 
 def _pack(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """Texts as bytes and their lengths, because an array of texts would make all as long as the longest."""
+    """Packs texts as bytes and lengths, because an array of texts would make all as long as the longest."""
     if tokens.dtype.kind != "O":
         return {"tokens": tokens}
     lengths = np.array([len(one) for one in tokens], np.int64)

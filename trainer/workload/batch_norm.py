@@ -4,7 +4,7 @@ Keras 3 composes a BatchNormalization of about ten operations, each of which rea
 passes. The kernel gives the same result up to rounding, in one operation for each pass; its bits depend on its number
 of threads, as those of a convolution's gradient do.
 
-Not for steps that XLA compiles: its kernel computes the variance as E[x^2] - E[x]^2 (tensorflow/tensorflow#118701),
+Steps that XLA compiles do not use it: XLA computes the variance as E[x^2] - E[x]^2 (tensorflow/tensorflow#118701),
 which loses all digits for a channel whose mean is far above its deviation.
 """
 
@@ -22,7 +22,7 @@ from trainer.workload.patches import patched
 def fused(model: keras.Model) -> Iterator[None]:
     """Lets the model's BatchNormalization layers use the kernel in training; some stay as they are.
 
-    Those are subclassed, frozen or synchronized, have renorm or a mask, normalize another axis than the last, or
+    These are subclassed, frozen or synchronized, have renorm or a mask, normalize another axis than the last, or
     compute in another type than float32 (layers of a lower precision compute BatchNorm in float32).
     """
     layers = [layer for layer in model._flatten_layers(include_self=False) if _can_fuse(layer)]

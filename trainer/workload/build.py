@@ -44,7 +44,7 @@ def open_data_set(
         evaluate_steps: number of batches in an evaluation; None: all of the data, which must end.
 
     Raises:
-        ValueError: if there is none, or it does not take these options.
+        ValueError: if it does not exist, or does not take these options.
         DataError: if the data cannot be trained on.
     """
     keras.utils.set_random_seed(seed)  # the user's file may draw numbers when it is imported
@@ -66,18 +66,18 @@ def build_model(
     adapting: Adapting | None = None,
     sparse: Sequence[SparsePattern] = (),
 ) -> keras.Model:
-    """Builds the model of that name for a data set, with its first weights drawn from `seed`.
+    """Builds the model of that name for a data set, with initial weights drawn from `seed`.
 
     Args:
         precision: Keras's dtype policy for layers without one of their own; variables are always float32.
         with_values: whether the variables of a built-in model are given values, which takes most of the time. Those of
             a user's model are: its function may read or replace them.
         freezes: which parameters are frozen, as `config.groups.freezing` gives them.
-        adapting: what layers learn when the function adapts them; they do it anew without it.
+        adapting: states of layers that the function adapts; without it they adapt again.
         sparse: the Embedding layers whose rows are not in the model.
 
     Raises:
-        ValueError: if there is none, it does not take these options, it does not return a Keras model, or the model
+        ValueError: if it does not exist, does not take these options, does not return a Keras model, or the model
             trains itself.
     """
     of_user = _user_function(user_file, name, MODELS)
@@ -139,7 +139,7 @@ def _check_trains_as_keras(model: keras.Model) -> None:
 
 
 def check_hooks(user_file: str | None) -> None:
-    """Checks that the functions that the chief calls take a step and values.
+    """Checks that hooks take a step and values.
 
     Raises:
         ValueError: if one does not.
@@ -153,7 +153,7 @@ def check_hooks(user_file: str | None) -> None:
 
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
-    """Returns the arguments of a model's function besides its options, chosen by their names, or else their number.
+    """Returns the arguments of a model's function besides its options, chosen by name, or else by number.
 
     Raises:
         ValueError: if it takes something that is not known about the data.
@@ -213,7 +213,7 @@ def initial_values(model: keras.Model, precision: str, frozen: Collection[str] =
 
 
 def _user_function(user_file: str | None, name: str, built_in: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """The function of that name in the user's file, if there is one; raises ValueError if no place has the name."""
+    """Returns the function of that name in the user's file, or None; raises ValueError if the name is unknown."""
     if user_file is None:
         return None
     function = getattr(user.load(user_file), name, None)
@@ -232,7 +232,7 @@ def within_memory() -> Iterator[None]:
     """Refuses layers built in this context whose variables do not fit into memory.
 
     Raises:
-        ValueError: where the layer is built whose variable does not fit.
+        ValueError: when a layer is built whose variable does not fit.
     """
     add_weight, limit, total = keras.layers.Layer.add_weight, memory_bytes(), 0
 

@@ -12,7 +12,7 @@ from trainer.workload.patches import patched
 
 
 class Use(NamedTuple):
-    """What a loss of an output is computed of."""
+    """The inputs of an output's loss."""
 
     loss: keras.losses.Loss
     labels: tf.Tensor
@@ -21,11 +21,11 @@ class Use(NamedTuple):
 
 
 class _Built(Exception):
-    """Ends a call of a loss that was only to be built."""
+    """Ends a call that should only build a loss."""
 
 
 def build_loss(loss: Any, labels: Nest, outputs: Nest) -> None:
-    """Builds a compiled loss as its first call does, which brings labels into the structure of the outputs before."""
+    """Builds a compiled loss as its first call does, after fitting labels to the structure of the outputs."""
     build = loss.build
 
     def build_alone(labels: Nest, outputs: Nest) -> None:
@@ -38,7 +38,7 @@ def build_loss(loss: Any, labels: Nest, outputs: Nest) -> None:
 
 @contextmanager
 def checked(compiled: Any, check: Callable[[Use], None] | None) -> Iterator[None]:
-    """Calls `check` before each loss of a compiled one that was built."""
+    """Calls `check` before each loss of a built, compiled loss."""
     if compiled is None or check is None:
         yield
         return

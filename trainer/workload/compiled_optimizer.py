@@ -1,4 +1,4 @@
-"""Reads the optimizer that a model was compiled with, as keys of the config, and makes one from such keys."""
+"""Converts the optimizer of a compiled model to keys of the config, and such keys to an optimizer."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,9 +42,9 @@ NEAREST = {"adadelta": "adagrad", "adamax": "adam", "muon": "adamw", "nadam": "a
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Notes for `read` whether models that are compiled name an optimizer; Keras gives the others an RMSprop.
+    """Records for `read` whether compiled models name an optimizer; Keras gives the others an RMSprop.
 
-    Where it is defined: to load a compiled model, Keras asks if its class has another one.
+    It patches the defining class: to load a compiled model, Keras asks if its class overrides `compile`.
     """
     compile_model = Trainer.compile
 
@@ -57,7 +57,7 @@ def noted() -> Iterator[None]:
 
 
 def read(model: keras.Model) -> CompiledOptimizer | None:
-    """Returns the optimizer that a model was compiled with; none, where `compile` names none."""
+    """Returns the optimizer that a model was compiled with; None if `compile` named none."""
     optimizer, scale = getattr(model, "optimizer", None), None  # a class that compiles in its own way loads without
     if not model.compiled or optimizer is None or not getattr(model, "_names_optimizer", True):
         return None
@@ -76,7 +76,7 @@ def read(model: keras.Model) -> CompiledOptimizer | None:
 
 
 def _updates_before(optimizer: Any, anew: str) -> Iterator[LeftOut]:
-    """Yields the state of an optimizer that has trained: its updates would go on from slots that begin anew here."""
+    """Yields the state of an optimizer that has trained: its updates would continue from slots that are reset here."""
     updates = int(optimizer.iterations)
     if updates and (len(optimizer.variables) > STATELESS or callable(optimizer._learning_rate)):
         text = f"an optimizer that has already made {count(updates, 'update')}, e.g. one of a loaded model"
@@ -121,7 +121,7 @@ def _without_key(optimizer: Any, attributes: Collection[str], instead: str) -> I
 
 
 def _of_scale(scale: keras.optimizers.LossScaleOptimizer | None) -> Iterator[LeftOut]:
-    """Yields a loss scale that does not change as that of train.precision=mixed_float16."""
+    """Yields a loss scale that changes differently from that of train.precision=mixed_float16."""
     if scale is not None and (scale.initial_scale, scale.dynamic_growth_steps) != (FIRST[0], GROWTH_STEPS):
         text = f"LossScaleOptimizer(initial_scale={scale.initial_scale:g}, "
         text += f"dynamic_growth_steps={scale.dynamic_growth_steps})"
@@ -136,7 +136,7 @@ def _typed(name: str, rate: Mapping[str, Any]) -> str:
 
 
 def make(section: OptimizerConfig) -> keras.optimizers.Optimizer:
-    """The optimizer of Keras with the settings of a config, at its learning rate before schedules; it has no slots."""
+    """Returns Keras's optimizer with the settings of a config, at its rate before schedules, without slots."""
     kind = next(kind for kind in ATTRIBUTES if kind.__name__.lower() == section.name.value)
     settings = {attribute: getattr(section, KEYS.get(attribute, attribute)) for attribute in ATTRIBUTES[kind]}
     settings |= {"weight_decay": section.weight_decay or None, "global_clipnorm": section.clip_norm}

@@ -24,7 +24,7 @@ FROM_COMPILE, BY_DEFAULT = "from compile()", "by default"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the config names."""
+    """The loss and metrics that the config names."""
 
     loss: Nest = None  # a name, or names by output
     loss_options: Mapping[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Wanted:
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> Wanted:
-        """From the keys of `model` in a config."""
+        """Takes the keys of `model` in a config."""
         return cls(**{one.name: model[one.name] for one in fields(cls)})
 
 
@@ -136,7 +136,7 @@ def _adds_losses(model: keras.Model, spec: Spec) -> bool:
 
 
 def _check_effect(wanted: Wanted, loss: Chosen) -> None:
-    """Refuses what the config says of a loss that does not take it."""
+    """Refuses settings that the loss does not take."""
     if wanted.loss_options and not loss.takes_options:
         raise ValueError(
             f"model.loss_options={dict(wanted.loss_options)} has no effect on the loss {loss.text}; set its options "
@@ -170,7 +170,7 @@ def _is_loss(function: Any, model: keras.Model) -> bool:
 
 
 def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
-    """Returns the weight of each class; none, if no class has one."""
+    """Returns the weight of each class; None if no class has one."""
     if not named:
         return ()
     if not isinstance(spec.labels, ArraySpec):
@@ -244,7 +244,7 @@ def _name_of(one: Any) -> str:
 
 
 def _map_metrics(function: Callable[[Any], Any], metrics: Any, *, is_of_output: bool = False) -> Any:
-    """Metrics in a list, in lists by output, or in a mapping by output; any other mapping is {name: options}."""
+    """Maps metrics in a list, in lists by output, or in a mapping by output; any other mapping is {name: options}."""
     if isinstance(metrics, Mapping) and not is_of_output:
         return {output: _map_metrics(function, ones, is_of_output=True) for output, ones in metrics.items()}
     if isinstance(metrics, list | tuple):
@@ -262,5 +262,5 @@ def _names(nest: Any) -> str:
 
 
 def _is_options(value: Any) -> bool:
-    """Whether it is the options of a metric: {AUC: {num_thresholds: 50}}, and not the metrics of an output."""
+    """Whether a mapping has options of a metric, {AUC: {num_thresholds: 50}}, and not metrics of an output."""
     return isinstance(value, Mapping)

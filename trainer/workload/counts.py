@@ -21,14 +21,14 @@ LEAST = 1e-20  # replaces a count of zero: negligible beside other counts, and a
 
 
 class Share(NamedTuple):
-    """A part of a batch."""
+    """The share of a part in a batch."""
 
     parts: int  # number of parts, of equal size
     totals: tf.Tensor  # [counts] sums over all parts
 
 
 class _Mean(NamedTuple):
-    """How a loss was reduced."""
+    """The reduction of a loss."""
 
     amount: tf.Tensor | None  # [] the count; None: the same for all batches of that size
     key: Hashable = None  # equal if two losses have the same count

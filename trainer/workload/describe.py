@@ -149,7 +149,7 @@ def _describe(question: ModelProbe) -> Description:
 
 
 def _store(folder: Path, frozen: Any, initial: Mapping[str, Any]) -> None:
-    """Leaves what tasks would have to find out again, each for itself."""
+    """Stores results that each task would otherwise compute again."""
     import numpy as np
 
     from trainer.workload.frozen import write
@@ -171,7 +171,7 @@ def _is_users(user: str | None, name: str) -> bool:
 
 
 def _place_in(user: str | None, error: BaseException | None) -> tuple[traceback.FrameSummary, BaseException] | None:
-    """The innermost line of the user's file, or of one beside it, that an error or its cause came from, and which."""
+    """Returns the innermost line of the user's file, or of one beside it, that raised an error or its cause."""
     if user is None or error is None:
         return None
     folder = Path(user).resolve().parent

@@ -1,4 +1,4 @@
-"""Lets a model's code do in a v1 graph what it does in TensorFlow's eager mode.
+"""Makes a model's code work in a v1 graph as in TensorFlow's eager mode.
 
 A graph uses what the layers computed when they were made: tensors, and lookup tables. `==` compares the elements of
 tensors; in a v1 graph it would tell whether both are the same object, and `labels != 0` would be True.
@@ -119,7 +119,7 @@ def _capture_constants(graph: FuncGraph, tensor: Any, *arguments: Any, **options
 
 
 def _refusal() -> str:
-    """Says which layer uses which resource of eager mode, from the running code."""
+    """Returns the error that names the layer, found in the running code, and its resource of eager mode."""
     user, used = caller(), set()
     frame = inspect.currentframe()
     while frame is not None and not isinstance(frame.f_locals.get("self"), keras.Layer):

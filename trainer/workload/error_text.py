@@ -1,4 +1,4 @@
-"""Words an error of Keras, of TensorFlow or of a user's code in one paragraph."""
+"""Formats an error of Keras, TensorFlow or a user's code in one paragraph."""
 
 import re
 
@@ -14,7 +14,7 @@ ARGUMENTS = re.compile(r"^\s*Arguments received by .*", re.MULTILINE | re.DOTALL
 
 
 def one_paragraph(error: BaseException) -> str:
-    """Returns the type and the text of an error, without where Keras met it and with what."""
+    """Returns the type and the text of an error, without Keras's context."""
     words = words_of(error)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 

@@ -1,7 +1,7 @@
-"""What training never changes: the weights of frozen layers, and what preprocessing layers have adapted to.
+"""Stores what training never changes: frozen weights, and the states of adapted preprocessing layers.
 
 The process that describes the model writes it to a file of the run, from which each task that computes takes it. No
-vector holds it, so it does not travel; checkpoints have the file too.
+vector holds it, so it is never sent; checkpoints have the file too.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ WEIGHTS, ADAPTED = "frozen/", "adapted/"  # names in the file begin so
 
 
 class Frozen(NamedTuple):
-    """What the file holds."""
+    """The content of the file."""
 
     weights: Mapping[str, np.ndarray]  # by path
     adapted: Sequence[State]  # of layers, in the order in which they were adapted
 
 
 def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
-    """Freezes what the groups of `config.groups.freezing` say.
+    """Freezes the parameters that the groups of `config.groups.freezing` select.
 
     A layer with all of its weights frozen is a frozen layer: a BatchNorm then computes with its statistics, and keeps
     them.
@@ -50,10 +50,10 @@ def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
 
 
 def find(objective: Objective, spec: Spec) -> list[str]:
-    """Returns the non-trainable variables that a step in training leaves as they are; the step is traced, not computed.
+    """Returns the non-trainable variables that a training step does not change; the step is only traced.
 
     Raises:
-        ValueError: if it gives a trainable variable another value, or changes integers that float32 does not have.
+        ValueError: if it assigns a trainable variable, or changes integers that float32 cannot represent.
     """
     model, paths = objective.model, Paths(objective.model)
     options = {"training": True} if step.takes_training(model) else {}
@@ -80,7 +80,7 @@ def find(objective: Objective, spec: Spec) -> list[str]:
 
 
 def _check_not_assigned(paths: Sequence[str]) -> None:
-    """Training changes trainable variables by their gradients; what a layer assigns would be lost."""
+    """Refuses layers that assign trainable variables, because training changes these only by gradients."""
     if paths:
         raise ValueError(
             f"a layer assigns the trainable variable {paths[0]} when it is called, as SpectralNormalization does; the "

@@ -1,4 +1,4 @@
-"""Finds what `model.keras` needs to be loaded elsewhere, and checks that it loads with that."""
+"""Finds the objects that loading `model.keras` elsewhere needs, and checks that it loads with them."""
 
 import json
 import zipfile
@@ -17,20 +17,20 @@ LAMBDA, FUNCTION = "__lambda__", "function"  # class names that Keras gives to f
 
 
 class Needs(NamedTuple):
-    """What a file does not contain itself."""
+    """The objects that a file needs but does not contain."""
 
     objects: tuple[str, ...]  # names of classes and functions that are not Keras's
     is_unsafe: bool  # whether it contains code, from Lambda layers
 
     def describe(self) -> str:
-        """Says what `load_model` needs; empty if nothing."""
+        """Describes what `load_model` needs; empty if nothing."""
         objects = f"custom_objects with {', '.join(f'`{name}`' for name in self.objects)} of your code"
         given = [*([objects] if self.objects else []), *(["`safe_mode=False`"] if self.is_unsafe else [])]
         return f"; needs {' and '.join(given)}" if given else ""
 
 
 def needs_of(path: Path) -> Needs:
-    """Reads what a `.keras` file refers to, without loading it."""
+    """Reads the references of a `.keras` file, without loading it."""
     with zipfile.ZipFile(path) as archive:
         nodes = [*_nodes(json.loads(archive.read("config.json")))]
     names = [_name_of(node) for node in nodes]
@@ -38,7 +38,7 @@ def needs_of(path: Path) -> Needs:
 
 
 def check_loads(path: Path, model: keras.Model, objects: Mapping[str, Any]) -> str:
-    """Loads a saved model with exactly what it needs, if it has more than Keras's own classes.
+    """Loads a saved model with exactly the objects it needs, if it uses more than Keras's classes.
 
     Keras loads the code of a Lambda layer without the globals of its file; calling it shows whether it needs any.
 
@@ -107,7 +107,7 @@ def _check_same_weights(model: keras.Model, loaded: keras.Model) -> None:
 
 
 def _check_same_outputs(model: keras.Model, loaded: keras.Model) -> str:
-    """Compares what both compute for inputs of ones, where the model declares its inputs; returns why it cannot."""
+    """Compares the outputs of both for inputs of ones, if the model declares its inputs; returns why it cannot."""
     reason = ""
     for size in OPEN_SIZES if getattr(model, "inputs", None) else ():
         try:

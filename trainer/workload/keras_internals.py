@@ -1,4 +1,4 @@
-"""What Keras keeps to itself and is needed all the same, each with the reason: nothing else imports from keras.src."""
+"""The private parts of Keras that the trainer needs, each with the reason; only this module imports keras.src."""
 
 from keras.src.backend import get_keras_mask, random_seed_dtype, set_keras_mask
 from keras.src.backend.common import global_state

@@ -29,7 +29,7 @@ def make_loss(name: Any, options: Mapping[str, Any], functions: Mapping[str, Any
 
     Args:
         options: its keyword arguments.
-        functions: what the user's file defines, by name.
+        functions: definitions of the user's file, by name.
 
     Raises:
         ValueError: if the name is unknown, or it does not take these options.
@@ -46,7 +46,7 @@ def make_loss(name: Any, options: Mapping[str, Any], functions: Mapping[str, Any
 
 
 def make_losses(names: Nest, options: Mapping[str, Any], functions: Mapping[str, Any]) -> Nest:
-    """Losses by output, each with those of the options that it takes; see `make_loss`.
+    """Returns losses by output, each with the options that it takes; see `make_loss`.
 
     Raises:
         ValueError: also if none of several takes an option.
@@ -63,7 +63,7 @@ def make_losses(names: Nest, options: Mapping[str, Any], functions: Mapping[str,
 
 
 def _taken(name: str, options: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that a loss takes."""
+    """Returns the options that a loss takes."""
     kind = functions.get(name) or _find(keras.losses, name, keras.losses.Loss)
     parameters = inspect.signature(kind).parameters if callable(kind) else {}
     return {option: value for option, value in options.items() if option in parameters}
@@ -93,7 +93,7 @@ def make_metric(given: Any, functions: Mapping[str, Any]) -> Any:
 
 
 def _of_file(value: Any, options: Mapping[str, Any], key: str, arguments: tuple[str, ...]) -> Any:
-    """A class of the user's file is called with the options; a function gets them with each batch's `arguments`."""
+    """Makes a class of the user's file with the options, or binds them to a function of each batch's `arguments`."""
     if not options and not inspect.isclass(value):
         return value
     try:

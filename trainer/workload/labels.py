@@ -1,4 +1,4 @@
-"""Checks unusual labels with the loss: only the loss decides if one that is no number or no class is valid."""
+"""Checks unusual labels with the loss, which alone decides whether NaN or a non-class is valid."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ def for_loss(objective: Objective, data: DataSet) -> DataSet:
 
 
 def check(objective: Objective, faults: Iterable[LabelFault]) -> list[LabelFault]:
-    """Returns the faults that have to be tried, because the loss is not one of Keras's.
+    """Returns the faults to try, because the loss is not one of Keras.
 
     Raises:
         DataError: for labels that the loss does not accept.
@@ -75,7 +75,7 @@ class _Loss(NamedTuple):
 
 
 def is_own(objective: Objective) -> bool:
-    """Whether a loss is not one of Keras's."""
+    """Whether a loss is not one of Keras."""
     if type(objective.model).compute_loss is not keras.Model.compute_loss or objective.compiled_loss is None:
         return True
     return any(loss.function is None for loss in _losses(objective))

@@ -1,6 +1,6 @@
 """Keras Embedding layers whose rows lie on the shard hosts: `placement.sparse` and `placement.growing` name them.
 
-Such a layer is an ordinary `keras.layers.Embedding` that has no variable. A model with some is met twice in a step:
+Such a layer is an ordinary `keras.layers.Embedding` without a variable. A model with some is called twice in a step:
 first on the features alone, to record which ids it looks up (TensorFlow prunes what these do not depend on), then with
 the rows of these ids given, in the order of its lookups. The gradient of a row is that of each place it was given to.
 """
@@ -31,7 +31,7 @@ class Lookup(NamedTuple):
 
 
 class _Sparse(NamedTuple):
-    """What is known of a layer without a variable."""
+    """The facts about a layer without a variable."""
 
     path: str
     rows: int
@@ -45,10 +45,10 @@ _meet: ContextVar[Callable[[_Sparse, tf.Tensor], tf.Tensor] | None] = ContextVar
 
 @contextmanager
 def building(patterns: Sequence[SparsePattern]) -> Iterator[None]:
-    """Embedding layers that are built within, and whose paths a pattern matches, get no variable.
+    """Builds Embedding layers whose paths a pattern matches without a variable.
 
     Raises:
-        ValueError: in the code within, for a layer that cannot be sparse.
+        ValueError: inside the context, for a layer that cannot be sparse.
     """
     if not patterns:
         yield
@@ -91,7 +91,7 @@ def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...
 
 
 def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
-    """How many ids an example looks up in a call, by path of Embedding layer, dense ones too; 0: nobody knows."""
+    """Counts the ids that an example looks up in a call, by path of any Embedding layer; 0: unknown."""
     layers, paths = _embeddings(model), Paths(model)
     counts = dict.fromkeys((paths[layer] for layer in layers), 0)
 
@@ -149,7 +149,7 @@ def recorded(call: Callable[[], Any], watch: Callable[[tf.Tensor], None] = lambd
 
 @contextmanager
 def given(rows: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Lookups within get these rows [*ids, width], in their order; without rows, zeros."""
+    """Gives lookups inside the context these rows [*ids, width], in their order; without rows, zeros."""
     if not rows:
         yield
         return
@@ -175,10 +175,10 @@ def _sparse_of(layer: keras.Layer) -> _Sparse:
 
 
 def _mark(layer: keras.layers.Embedding, pattern: SparsePattern) -> None:
-    """Makes a layer one without a variable.
+    """Removes a layer's need for a variable.
 
     Raises:
-        ValueError: if it has what rows on the hosts cannot have.
+        ValueError: if it has a feature that rows on the hosts cannot have.
     """
     asked = {
         "embeddings_regularizer": layer.embeddings_regularizer is not None,
@@ -202,7 +202,7 @@ def _mark(layer: keras.layers.Embedding, pattern: SparsePattern) -> None:
 
 
 class _Hosted(keras.layers.Embedding):  # type: ignore[misc]
-    """What a layer without a variable looks up; as a second base of its class it is what `super().call` reaches."""
+    """Implements the lookup of a layer without a variable; as a second base, `super().call` reaches it."""
 
     _sparse_table: _Sparse
 

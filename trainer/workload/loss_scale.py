@@ -1,7 +1,7 @@
-"""The loss scale of float16 training: part of a run's state, moved by each update as Keras's LossScaleOptimizer does.
+"""The loss scale of float16 training: part of a run's state, adjusted by each update as in Keras's LossScaleOptimizer.
 
 float16 has no numbers below 6e-8, so small gradients would vanish: the loss is multiplied by a scale, and the gradients
-are divided by it. If they overflow, the update is left out and the scale is halved; it doubles after many good updates.
+are divided by it. If they overflow, the update is skipped and the scale is halved; it doubles after many good updates.
 """
 
 import tensorflow as tf
@@ -15,11 +15,11 @@ GROWTH_STEPS = 2000
 
 
 def moved(scale: tf.Tensor, overflow: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
-    """Returns [2] the scale after an update.
+    """Returns the scale [2] after an update.
 
     Args:
         scale: [2] before it.
-        overflow: [] bool: a gradient was not finite, so the update was left out.
+        overflow: [] bool: a gradient was not finite, so the update was skipped.
         used: [] the factor of the gradient's loss; if the scale has been halved since, it is not halved again.
     """
     factor, good = tf.unstack(scale)

@@ -2,8 +2,8 @@
 
 Computed on parts of the batch, they give another result than on the whole.
 
-Two batches are computed that differ in their last examples. What has other values for the first ones, mixes examples.
-BatchNormalization is left out: it is known to do so.
+Two batches are computed that differ in their last examples. A layer with other values for the first ones mixes them.
+BatchNormalization is excluded: it is known to do so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ Call = Callable[..., Any]
 
 
 def find(objective: Objective, batch: Batch) -> tuple[str, ...]:
-    """Returns what mixes examples, and state that is no mean: layer center, the loss std, the state seen/total."""
+    """Lists what mixes examples, and state that is not a mean: layer center, the loss std, the state seen/total."""
     found: list[str] = []
     for find_some in (_in_calls, _loss):
         with suppress(Exception):  # of many types; nothing is known then
@@ -37,7 +37,7 @@ def find(objective: Objective, batch: Batch) -> tuple[str, ...]:
 
 
 def _in_calls(objective: Objective, batch: Batch) -> Iterator[str]:
-    """Yields the first layer that mixes examples, if the outputs depend on it, and state that is no mean over parts."""
+    """Yields the first layer that mixes examples, if the outputs depend on it, and state that is not a mean."""
     if not _may_mix(objective.model):
         return
     size = len(batch.tensors[0])
@@ -61,7 +61,7 @@ def _in_calls(objective: Objective, batch: Batch) -> Iterator[str]:
 
 
 def _may_mix(model: keras.Model) -> bool:
-    """Whether something in a model is no layer of Keras, which compute each example alone: a Lambda, an operation."""
+    """Whether a model contains more than Keras's layers, which do not mix: a Lambda, an operation."""
     for layer in model._flatten_layers():
         is_of_keras = type(layer).__module__.startswith(OF_KERAS) and not isinstance(layer, keras.layers.Lambda)
         if not is_of_keras or not all(isinstance(one, keras.Layer) for one in getattr(layer, "operations", ())):
@@ -90,7 +90,7 @@ def _loss(objective: Objective, batch: Batch) -> Iterator[str]:
 
 
 def _call(objective: Objective, batch: Batch, rows: Sequence[int]) -> tuple[Noted, dict[str, np.ndarray]]:
-    """Calls the model in training: what was called, and the state that it has changed; draws the same numbers again."""
+    """Calls the model in training; returns what was called and the changed state; repeats its random draws."""
     noted: Noted = []
     model, paths = objective.model, Paths(objective.model)
     options = {"training": True} if step.takes_training(model) else {}
@@ -103,7 +103,7 @@ def _call(objective: Objective, batch: Batch, rows: Sequence[int]) -> tuple[Note
 
 @contextmanager
 def _noting(noted: Noted) -> Iterator[None]:
-    """Notes the outputs of layers and operations; BatchNormalization computes as in inference."""
+    """Records the outputs of layers and operations; BatchNormalization computes as in inference."""
 
     def noting(call: Call) -> Call:
         def call_and_note(operation: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a model is trained for: its loss and its metrics, as Keras computes them.
+"""Computes the loss and the metrics of a model, as Keras does.
 
 How losses are weighted and masked, how metrics are named, and what a metric's variables mean is Keras's. A metric is
 counted by the sums of what each batch adds to its variables, so its value is that of one process over all examples.
@@ -24,7 +24,7 @@ Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variab
 
 
 class Doubt(NamedTuple):
-    """What a user should know before the model is trained."""
+    """A warning for users about a model's training."""
 
     message: str
     remedy: str
@@ -32,7 +32,7 @@ class Doubt(NamedTuple):
 
 @contextmanager
 def no_values() -> Iterator[None]:
-    """Variables made within have a shape and no value; a step, which is given all values, computes the same."""
+    """Makes variables without values inside the context; a step gets all values anyway."""
     with keras.StatelessScope(initialize_variables=False):
         yield
     global_state.set_global_attribute("uninitialized_variables", [])  # or Keras would do it at the end of a later scope
@@ -58,9 +58,9 @@ class Objective:
         Args:
             model: compiled; its loss is used unless there is a `whole_loss`.
             whole_loss: a function of all labels and all outputs.
-            class_weights: of examples in training, by class; none: all have the same.
-            size: floats of the metrics' variables, if it is known already.
-            text: says what was chosen, and from where.
+            class_weights: of examples in training, by class; None: all are equal.
+            size: floats of the metrics' variables, if already known.
+            text: describes the choice and its origin.
             is_given_compiled: whether the model's author compiled it.
             is_given_loss: whether its author chose the loss.
             frozen: paths of the weights that training never changes.
@@ -75,7 +75,7 @@ class Objective:
         """Returns the model; Keras would save a loss with it, and only one that its author chose can be loaded again.
 
         Args:
-            optimizer: what trained it, to be saved with the loss.
+            optimizer: that trained it, to be saved with the loss.
         """
         self.model.compiled = self._is_given_compiled
         self.model.optimizer = self.model._compile_config.config["optimizer"] = optimizer
@@ -87,11 +87,11 @@ class Objective:
 
     @property
     def compiled_loss(self) -> Any:
-        """What the model was compiled with, if the loss is of single outputs; None: a function of all outputs."""
+        """Returns the compiled loss, if it is one of single outputs; None: a function of all outputs."""
         return self.model._compile_loss if self._whole_loss is None else None
 
     def in_graph(self) -> AbstractContextManager[None]:
-        """Within, functions that are traced can use what the model's layers computed when they were made."""
+        """Lets traced functions use tensors that the model's layers computed when they were made."""
         return eager.in_graph()
 
     @property
@@ -103,7 +103,7 @@ class Objective:
 
     @property
     def size(self) -> int:
-        """Floats of the metrics' variables; known once a batch was computed."""
+        """Returns the floats of the metrics' variables, known once a batch was computed."""
         return sum(_size(v) for v in self._variables) if self._size is None else self._size
 
     def compute(
@@ -118,7 +118,7 @@ class Objective:
         check: Callable[[Use], None] | None = None,
         counting: Counting | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Computes (loss [], what the batch adds to the metrics' variables [size] float32).
+        """Returns (loss [], what the batch adds to the metrics' variables [size] float32).
 
         Args:
             known: values of all variables of the model.
@@ -178,7 +178,7 @@ class Objective:
         return {name: tf.cast(value, tf.float32) for name, value in flat.items()}
 
     def _values(self, sums: tf.Tensor) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Sums [size] as values of the metrics' variables."""
+        """Converts sums [size] to values of the metrics' variables."""
         offset, values = 0, []
         for variable in self._variables:
             flat = sums[offset : offset + _size(variable)]
@@ -188,13 +188,13 @@ class Objective:
         return values
 
     def metric_names(self) -> tuple[str, ...]:
-        """Those of `results`; known once a loss was computed."""
+        """Returns the names of `results`, known once a loss was computed."""
         with tf.Graph().as_default(), self.in_graph():  # nothing is computed
             return tuple(self.results(tf.zeros([self.size])))
 
     @property
     def _variables(self) -> list[keras.Variable]:
-        """Of the metrics; the loss has none, because every step returns it."""
+        """Returns the variables of the metrics; the loss has none, because every step returns it."""
         return [variable for metric in self._metrics for variable in metric.variables]
 
     @property
@@ -212,7 +212,7 @@ class Objective:
 
 
 def _check_assigns_nothing(scope: keras.StatelessScope, known: Known) -> None:
-    """What a layer assigns in the call of the model is kept, and what a loss assigns is not.
+    """Refuses losses that assign variables; only assignments of layers in the model's call are kept.
 
     Raises:
         ValueError: if a loss assigns a variable of the model, itself or by calling the model once more.
@@ -225,7 +225,7 @@ def _check_assigns_nothing(scope: keras.StatelessScope, known: Known) -> None:
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name; a metric of the user's may return several, which it names itself as in Keras, or its variable."""
+    """Returns values by name; a user's metric may return several with its own names, as in Keras, or its variable."""
     flat: dict[str, Any] = {}
     for name, result in results.items():
         value = result.value if isinstance(result, keras.Variable) else result
@@ -238,7 +238,7 @@ def _size(variable: keras.Variable) -> int:
 
 
 def _in_float32(output: tf.Tensor) -> tf.Tensor:
-    """Losses are computed in float32, whatever the model computes in; a mask stays with its output."""
+    """Casts to float32, in which losses are computed; a mask stays with its output."""
     if not output.dtype.is_floating or output.dtype == tf.float32:
         return output
     converted = tf.cast(output, tf.float32)
@@ -248,7 +248,7 @@ def _in_float32(output: tf.Tensor) -> tf.Tensor:
 
 
 def _of_rank(labels: Nest, outputs: Nest) -> Nest:
-    """Numbers [N, 1] as [N] where the model returns [N]: a function of both would combine each with every other."""
+    """Returns numbers [N, 1] as [N] if the model returns [N]: a function of both would combine all pairs."""
     if not isinstance(labels, tf.Tensor) or not isinstance(outputs, tf.Tensor):
         return labels
     is_column = labels.shape.rank == 2 and labels.shape[1] == 1
@@ -258,7 +258,7 @@ def _of_rank(labels: Nest, outputs: Nest) -> Nest:
 def _weighted_by_class(
     labels: tf.Tensor, outputs: Nest, weights: tf.Tensor | None, by_class: Sequence[float]
 ) -> tf.Tensor:
-    """Weights of examples, or of their parts, from their classes; `labels` are classes, or one-hot like the outputs."""
+    """Returns weights of examples, or of their parts, by class; `labels` are classes, or one-hot like the outputs."""
     classes, last = labels, labels.shape[-1] if labels.shape.rank > 1 else None
     is_like_outputs = isinstance(outputs, tf.Tensor) and outputs.shape.rank == labels.shape.rank
     if last == 1:

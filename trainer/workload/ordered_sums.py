@@ -1,4 +1,4 @@
-"""Sums tensors in the order in which they are given, two at a time.
+"""Sums tensors in the given order, two at a time.
 
 TensorFlow's AddN starts with whichever of its inputs has a buffer that it may overwrite
 (tensorflow/core/kernels/aggregate_ops.cc). That depends on what other threads have finished, so a sum of three or more
@@ -21,7 +21,7 @@ from trainer.workload.tensorflow_internals import gen_math_ops
 
 
 def keep_written(*, fuses: bool) -> None:
-    """Has TensorFlow leave the sums of all functions that are called from now on as they are written.
+    """Keeps TensorFlow from rewriting sums in functions that are called from now on.
 
     Args:
         fuses: whether it may make one operation of several, as sessions may (task/server.py): where those are of
@@ -33,7 +33,7 @@ def keep_written(*, fuses: bool) -> None:
 
 @contextmanager
 def ordered_sums() -> Iterator[None]:
-    """Within, every sum that is traced is made of sums of two tensors, in gradients too."""
+    """Traces every sum inside the context as sums of two tensors, also in gradients."""
     add_n = gen_math_ops.add_n
 
     def add_in_order(inputs: Sequence[Any], name: str | None = None) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Whether what a model returns is what its losses take: logits or probabilities, of as many classes as the data has."""
+"""Checks that a model's outputs fit its losses: logits or probabilities, for each class of the data."""
 
 import inspect
 from typing import Any
@@ -25,20 +25,20 @@ BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentro
 
 
 class Mismatch(ValueError):
-    """Outputs that the loss does not take."""
+    """The outputs do not fit the loss."""
 
     def __init__(self, message: str, remedy: str = "", *, is_clipped: bool = False) -> None:
         """Begins.
 
         Args:
-            is_clipped: whether Keras takes these outputs all the same, clipped to 0..1.
+            is_clipped: whether Keras still accepts these outputs, clipped to 0..1.
         """
         super().__init__(f"{message}: {remedy}" if remedy else message)
         self.doubt, self.is_clipped = Doubt(message, remedy), is_clipped
 
 
 def check_classes(use: Use, classes: int) -> None:
-    """Compares the classes of the labels with those that the model tells apart.
+    """Compares the classes of the labels with those of the model.
 
     Args:
         classes: of the data; 0: unknown, or there are several arrays of labels.
@@ -84,9 +84,9 @@ def broadcast(use: Use) -> Doubt | None:
 
 
 def is_doubtful(use: Use) -> bool:
-    """Whether outputs may not be what their loss takes: they look like probabilities and it takes logits, or neither.
+    """Whether outputs may not fit their loss: they look like probabilities but it takes logits, or the reverse.
 
-    Those of a model that was not trained may look so by chance: `contradiction` decides.
+    Outputs of an untrained model may look so by chance: `contradiction` decides.
     """
     of_logits, values = option_of(use.loss, LOGITS), np.asarray(use.outputs, np.float32)
     if of_logits is None:
@@ -95,7 +95,7 @@ def is_doubtful(use: Use) -> bool:
 
 
 def contradiction(use: Use, first: tf.Tensor) -> Mismatch | None:
-    """Returns what is wrong with doubtful outputs, if other weights do not change what they look like.
+    """Returns the problem of doubtful outputs, if they look the same with other weights.
 
     Args:
         use: with the outputs of other weights.
@@ -140,7 +140,7 @@ def _in(use: Use) -> str:
 
 
 def _is_binary(use: Use) -> bool:
-    """Whether each output is for itself, so that they do not sum to 1."""
+    """Whether outputs are independent, so that they do not sum to 1."""
     return function_of(use.loss) in BINARY or use.outputs.shape.rank < 2 or use.outputs.shape[-1] == 1
 
 
@@ -151,7 +151,7 @@ def function_of(loss: keras.losses.Loss) -> Any:
 
 
 def option_of(loss: keras.losses.Loss, name: str) -> Any:
-    """Returns what an option of a loss of Keras is set to; None if it has no such option."""
+    """Returns an option of a loss of Keras; None if it has no such option."""
     function = function_of(loss)
     parameter = inspect.signature(function).parameters.get(name) if function is not None else None
     return None if parameter is None else getattr(loss, "_fn_kwargs", {}).get(name, parameter.default)

@@ -15,7 +15,7 @@ Rows = Sequence[tf.Tensor]  # of tables: the result of each lookup of the model,
 
 
 class PassInput(NamedTuple):
-    """What a forward and backward pass is computed from."""
+    """The inputs of a forward and backward pass."""
 
     parameters: Tensors
     state: Tensors
@@ -37,7 +37,7 @@ class PassOutput(NamedTuple):
     counts: tf.Tensor  # [counts] that the losses are divided by
 
     def times(self, weight: tf.Tensor) -> PassOutput:
-        """Returns the same with loss and gradients multiplied by a weight []."""
+        """Returns the output with loss and gradients multiplied by a weight []."""
         gradients = {path: gradient * weight for path, gradient in self.gradients.items()}
         rows = [gradient * weight for gradient in self.rows]
         return self._replace(gradients=gradients, rows=rows, loss=self.loss * weight)
@@ -48,7 +48,7 @@ CountPass = Callable[[PassInput], tf.Tensor]  # -> [counts]
 
 
 def in_parts(run: Pass, parts: int, size: int, count: CountPass, counts: int) -> Pass:
-    """Makes a pass over equal parts of the batch, one after another: mean of their results, state after the last.
+    """Passes over equal parts of the batch, one after another; returns mean results, and the state after the last.
 
     Args:
         size: of the sums of the metrics.

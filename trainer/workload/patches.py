@@ -1,4 +1,4 @@
-"""Replaces functions of Keras and TensorFlow for a while: the one place that does."""
+"""Replaces functions of Keras and TensorFlow temporarily; no other module does."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _ABSENT = object()
 
 @contextmanager
 def patched(*patches: Patch) -> Iterator[None]:
-    """Within, attributes have other values; afterwards each is as it was, inherited where it was inherited."""
+    """Sets attributes inside the context, and restores them afterwards, inherited ones too."""
     before = [vars(owner).get(name, _ABSENT) for owner, name, _ in patches]
     for owner, name, new in patches:
         _set(owner, name, new)

@@ -1,4 +1,4 @@
-"""Probes a model: traces a training pass, without computing it, and records what the plan must know about it."""
+"""Probes a model: traces a training pass, without computing it, and records the facts that the plan needs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,7 +90,7 @@ def _check_reach(paths: Any, unreached: tuple[str, ...], *, trainable: set[str])
 
 @contextmanager
 def _noting_exchanges(note: Callable[[str], None]) -> Iterator[None]:
-    """Calls `note` with whatever exchanges values between the replicas of a tf.distribute strategy."""
+    """Calls `note` with each exchange of values between the replicas of a tf.distribute strategy."""
     context = tf.distribute.ReplicaContext
 
     def noting(exchange: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Makes random draws without a seed generator a function of the step's seed.
 
 A layer may draw numbers by `tf.random.normal(...)` or `keras.random.normal(...)` and own no `SeedGenerator`. TensorFlow
-draws them from a state that begins anew in each process, so no two runs would be the same, nor a run that was resumed.
+draws them from a state that starts again in each process, so neither two runs nor a resumed run would be equal.
 """
 
 import itertools
@@ -64,7 +64,7 @@ DRAWS: dict[str, Draw] = {
 
 
 class _Generator:
-    """Stands in for Keras's generator of those who have none."""
+    """Replaces the generator that Keras uses for draws without one."""
 
     def __init__(self, next_seed: Callable[[], tf.Tensor]) -> None:
         self._next_seed = next_seed
@@ -75,7 +75,7 @@ class _Generator:
 
 @contextmanager
 def seeded_draws(seed: tf.Tensor) -> Iterator[None]:
-    """Within, what is traced draws its random numbers from a seed [2] of int64; each draw has numbers of its own.
+    """Makes code traced inside the context draw from a seed [2] of int64; each draw has its own numbers.
 
     Other threads, which may be reading data, draw as before.
     """

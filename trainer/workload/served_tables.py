@@ -1,4 +1,4 @@
-"""The tables of a model that is exported: rows as variables, and in TensorFlow what else a lookup gives."""
+"""Exports the tables of a model: rows as variables, and initial values of other rows in TensorFlow."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class ServedTable:
         return tf.where((tf.gather(self._ids, at) == ids)[..., None], _gather(self._pieces, at), first)
 
     def _first_values(self, ids: tf.Tensor) -> tf.Tensor:
-        """As engine/tables/first_values.py computes them with NumPy."""
+        """Computes in TensorFlow what engine/tables/first_values.py does with NumPy."""
         low, high = (np.float32(one) for one in self._table.first)
         width = self._table.width
         if low == high:
@@ -73,7 +73,7 @@ def _gather(pieces: Sequence[tf.Variable], at: tf.Tensor) -> tf.Tensor:
 
 
 def _scrambled(x: tf.Tensor) -> tf.Tensor:
-    """As plan/scramble.py."""
+    """Computes what plan/scramble.py does, in TensorFlow."""
     x = (x + _uint64(1)) * _uint64(GOLDEN)
     x = tf.bitwise.bitwise_xor(x, _shifted(x, 30)) * _uint64(MIX)
     x = tf.bitwise.bitwise_xor(x, _shifted(x, 27)) * _uint64(LAST_MIX)

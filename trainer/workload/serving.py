@@ -1,4 +1,4 @@
-"""A trained model as other programs serve it: raw inputs in, probabilities out."""
+"""Exports a trained model for other programs: raw inputs in, probabilities out."""
 
 import re
 import shutil
@@ -43,13 +43,13 @@ OPSET = 18  # of ONNX
 
 
 class ExportError(TrainerError, ValueError):
-    """A model that cannot be written in a format."""
+    """The model cannot be written in a format."""
 
     exit_code = exit_codes.CONFIG
 
 
 class Served(NamedTuple):
-    """What an exported model takes and returns."""
+    """The inputs and outputs of an exported model."""
 
     inputs: Nest  # of `ArraySpec`
     names: dict[str, str]  # of inputs, by their place in the nest
@@ -58,7 +58,7 @@ class Served(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What came of an export in the served formats."""
+    """The result of an export in the served formats."""
 
     served: Served | None = None  # None if nothing was written
     failures: tuple[str, ...] = ()  # why formats were not written
@@ -68,7 +68,7 @@ class Written(NamedTuple):
 def write(
     objective: Objective, data: DataSet, folder: Path, formats: Sequence[str], tables: Sequence[TableValues]
 ) -> Written:
-    """Writes `saved_model/1`, `model.onnx` and `model.tflite`, those of them that are asked for.
+    """Writes `saved_model/1`, `model.onnx` and `model.tflite`, as requested.
 
     Args:
         objective: of the model, with the values to export.
@@ -103,7 +103,7 @@ def write(
 
 @contextmanager
 def _temporary_files_in(folder: str) -> Iterator[None]:
-    """AutoGraph leaves files that it removes when a process ends by itself, which a task does not."""
+    """Keeps AutoGraph's temporary files in a folder, because it removes them only when a process ends normally."""
     before, tempfile.tempdir = tempfile.tempdir, folder
     try:
         yield
@@ -176,7 +176,7 @@ def _calls_python(function: Any) -> bool:
 
 
 def _named(returned: Nest, objective: Objective, classes: Sequence[str]) -> dict[str, tuple[tf.Tensor, str]]:
-    """Returns each output by name, with what it is; those whose loss takes logits become probabilities."""
+    """Returns each output by name, with its description; outputs whose loss takes logits become probabilities."""
     found: dict[str, tuple[tf.Tensor, str]] = {}
     names = output_names(objective.model, returned)
     for place, logits in leaves_of(returned):
@@ -215,7 +215,7 @@ def _loss_of(objective: Objective, place: str, name: str) -> keras.losses.Loss |
 
 
 def _activation(loss: keras.losses.Loss | None) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns what makes probabilities of the logits that a loss takes; None if it takes no logits."""
+    """Returns the activation that turns logits of a loss into probabilities; None if it takes no logits."""
     if loss is None or not option_of(loss, LOGITS):
         return None
     function = function_of(loss)

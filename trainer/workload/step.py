@@ -67,7 +67,7 @@ def initial_values(model: keras.Model, frozen: Collection[str] = ()) -> dict[str
 
 
 class StepOutput(NamedTuple):
-    """What one replica step returns."""
+    """The result of one replica step."""
 
     gradients: Tensors
     state: Tensors  # after the step
@@ -177,7 +177,7 @@ def compute_loss(
     *,
     counting: Counting | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]]:
-    """Returns the training loss of a batch, what it adds to the metrics, and the other variables after it.
+    """Returns the training loss of a batch, its additions to the metrics, and the other variables after it.
 
     Args:
         weights: values of the model's trainable variables, in their order.
@@ -260,7 +260,7 @@ def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.T
 
 
 def takes_training(model: keras.Model) -> bool:
-    """Whether its `call` has the argument `training`, which Keras passes on to its layers."""
+    """Whether a model's `call` has the argument `training`, which Keras passes on to its layers."""
     return bool(model._call_has_training_arg)
 
 
@@ -269,14 +269,14 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def _as(value: tf.Tensor, dtype: str) -> tf.Tensor:
-    """State of another type than float32; the mean of the replicas' counters is rounded."""
+    """Converts state to its type, if that is not float32; the mean of the replicas' counters is rounded."""
     if value.dtype == dtype:
         return value
     return tf.cast(value if "float" in dtype else tf.round(value), dtype)
 
 
 def non_trainable_values(model: keras.Model, state: Tensors, seed: tf.Tensor) -> list[tf.Tensor]:
-    """Values for the model's non-trainable variables; each seed generator gets its own state, drawn from `seed`."""
+    """Returns values of the model's non-trainable variables; each seed generator gets its own state from `seed`."""
     values, paths = [], Paths(model)
     for number, variable in enumerate(model.non_trainable_variables):
         if is_seed(variable):

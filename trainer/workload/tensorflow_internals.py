@@ -1,4 +1,4 @@
-"""What TensorFlow keeps to itself and is needed all the same, each with the reason."""
+"""The private parts of TensorFlow that the trainer needs, each with the reason."""
 
 from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig

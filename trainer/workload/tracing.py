@@ -1,4 +1,4 @@
-"""Traces a model, computing nothing, to find out what it does with examples."""
+"""Traces a model without computing it, to find out what it does with examples."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from trainer.workload.step import call_model, make_evaluation, non_trainable_val
 
 
 def lookups_of(objective: Objective, features: Nest) -> list[lookups.Lookup]:
-    """What a model's sparse layers look up for features, in the order of their calls; to be traced, for any weights."""
+    """Returns the lookups of a model's sparse layers for features, in the order of calls; to be traced."""
     if not lookups.has_tables(objective.model):
         return []
     return lookups.recorded(partial(_call_with_zeros, objective, features))
@@ -35,7 +35,7 @@ def tables_of(objective: Objective, spec: Spec) -> tuple[Table, ...]:
 
 
 def lookup_counts(objective: Objective, spec: Spec) -> dict[str, int]:
-    """Returns how many ids an example looks up, by path of Embedding layer; 0: nobody knows."""
+    """Returns how many ids an example looks up, by path of Embedding layer; 0: unknown."""
     model, counts = objective.model, {}
 
     def count(features: Nest) -> None:
@@ -47,7 +47,7 @@ def lookup_counts(objective: Objective, spec: Spec) -> dict[str, int]:
 
 
 def _call_with_zeros(objective: Objective, features: Nest) -> None:
-    """Calls a model for what its layers do with the features, whatever the weights."""
+    """Calls a model with zeros as weights, to observe what its layers do with the features."""
     model, no_seed = objective.model, tf.zeros([2], tf.int64)
     state = {path: tf.zeros(v.shape) for path, v in Paths(model).named(model.non_trainable_variables).items()}
     weights = [tf.zeros(v.shape) for v in model.trainable_variables]
@@ -72,7 +72,7 @@ def trace(objective: Objective, spec: Spec) -> None:
 
 
 def adds_losses(objective: Objective, spec: Spec) -> bool:
-    """Whether layers add losses when the model is called, beside those of their weights."""
+    """Whether layers add losses when the model is called, besides those of their weights."""
     model, paths, seed, counts = objective.model, Paths(objective.model), tf.zeros([2], tf.int64), []
 
     def call(values: Tensors, features: Nest) -> None:

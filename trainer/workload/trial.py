@@ -118,7 +118,7 @@ def _compute(objective: Objective, data: DataSet, count: int) -> Batch:
 
 
 def _by_output(model: keras.Model, outputs: Nest) -> Nest:
-    """Several outputs by the names that labels and losses may have, if the model has names for them."""
+    """Returns several outputs by the names that labels and losses may have, if the model names them."""
     names = getattr(model, "output_names", None) or ()
     is_listed = isinstance(outputs, list | tuple) and len(outputs) == len(names) == len(set(names))
     return dict(zip(names, outputs, strict=True)) if is_listed else outputs
@@ -137,7 +137,7 @@ def _try_labels(objective: Objective, data: DataSet, fault: LabelFault, count: i
 def _compute_checked(
     compute: Callable[..., tuple[tf.Tensor, tf.Tensor]], outputs: Nest, objective: Objective, batch: Batch, spec: Spec
 ) -> tf.Tensor:
-    """Returns the sums of the metrics of a batch, if each loss takes the outputs that it is given."""
+    """Returns the sums of the metrics of a batch, after checking that each loss fits its outputs."""
     classes = spec.classes if isinstance(spec.labels, ArraySpec) else 0
     first: list[Use] = []
 
@@ -206,7 +206,7 @@ def _check_results(results: Mapping[str, tf.Tensor]) -> None:
 
 
 def _has_own_metrics(model: keras.Model) -> bool:
-    """Whether a metric is none of Keras, whose metrics can all be summed."""
+    """Whether some metric is not one of Keras, whose metrics can all be summed."""
     compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
     return any(not type(metric).__module__.startswith("keras.") for metric in (*model.metrics, *compiled))
 
@@ -222,14 +222,14 @@ def _check_sums(of_sums: Mapping[str, tf.Tensor], of_one_process: Mapping[str, t
 
 
 def _first_value(variable: keras.Variable) -> Any:
-    """Also of a variable that was made without a value."""
+    """Returns the initial value, also of a variable that was made without one."""
     if variable._value is None:
         return variable._initializer(variable.shape, dtype=variable.dtype)
     return variable.value
 
 
 def _of_other_weights(objective: Objective, batch: Batch) -> Nest:
-    """Outputs under other weights, which only a softmax or sigmoid keeps in 0..1: small logits are there by chance."""
+    """Returns outputs under other weights, which only a softmax or sigmoid keeps in 0..1, unlike small logits."""
     model = objective.model
     drawn = np.random.default_rng(0)
     other = [v.value * FAR + drawn.normal(size=v.shape).astype(v.dtype) for v in model.trainable_variables]

@@ -1,4 +1,4 @@
-"""Gives a model's variables values from files: of a checkpoint, an export, or what Keras has saved.
+"""Loads a model's variables from files of a checkpoint, an export, or Keras.
 
 Arrays of `.npz` have the paths of the variables as names. A `.weights.h5`, which a `.keras` file contains too, has
 none: it is read as Keras's `load_weights` does if it is of the same model, else by the names of the layers.
@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Loaded(NamedTuple):
-    """What became of a model's variables, by path, or by the path of a layer and a number."""
+    """The result for a model's variables, by path, or by the path of a layer and a number."""
 
     loaded: list[str]
     missing: list[str]
@@ -49,10 +49,10 @@ class Loaded(NamedTuple):
 
 
 def load(model: keras.Model, files: Sequence[str]) -> str:
-    """Loads what matches by name and shape; returns a sentence that says what did, and what did not.
+    """Loads the variables that match by name and shape; returns a sentence about those that did and did not.
 
     Raises:
-        ConfigError: if nothing does.
+        ConfigError: if nothing matches.
         DataError: if a file is damaged.
     """
     first = files[0]
@@ -68,7 +68,7 @@ def load(model: keras.Model, files: Sequence[str]) -> str:
 
 
 def assign(model: keras.Model, values: Mapping[str, np.ndarray]) -> None:
-    """Gives the variables of these paths their values, and has layers follow that keep what they computed of them."""
+    """Assigns values to the variables of these paths, and updates layers that cache results computed from them."""
     for path, variable in Paths(model).named(model.variables).items():
         if path in values:
             value = values[path]
@@ -118,14 +118,14 @@ def _misfit(name: str, theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
 
 
 class _Layer(NamedTuple):
-    """What Keras saves of one layer, under its place in the model."""
+    """The values that Keras saves for one layer, under its position in the model."""
 
     name: str  # with those of the layers that it is in
     shapes: Shapes  # by Keras's number
 
 
 class _Recorder(saving_lib.NpzIOStore):  # type: ignore[misc]
-    """Gets the values of a model as Keras saves them, and writes nothing."""
+    """Collects the values that Keras would save, and writes nothing."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}  # by place
@@ -140,7 +140,7 @@ class _Recorder(saving_lib.NpzIOStore):  # type: ignore[misc]
 
 
 class _Values(saving_lib.NpzIOStore):  # type: ignore[misc]
-    """Gives a model what it loads."""
+    """Provides the values that a model loads."""
 
     def __init__(self, values: Mapping[str, Mapping[str, np.ndarray]]) -> None:
         self._values = values
@@ -199,7 +199,7 @@ def _shapes(values: Mapping[str, Any]) -> Shapes:
 
 
 def _chain(names: Mapping[str, str], place: str) -> str:
-    """Returns the name of the layer at a place, after those of the layers that it is in."""
+    """Returns the name of the layer at a position, after those of the layers around it."""
     parts = place.split("/")
     places = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
     return "/".join(names[one] for one in places if names.get(one))
@@ -224,7 +224,7 @@ def _layers_in(opened: h5py.File) -> dict[str, _Layer]:
 
 
 def _matches(ours: Mapping[str, _Layer], theirs: Mapping[str, _Layer]) -> dict[str, str]:
-    """Their place for ours, of layers of the same full name, or of the same last name where only one has it."""
+    """Maps our positions to theirs, by equal full names of layers, or by unique last names."""
     by_name, by_last = _unique(theirs, last=False), _unique(theirs, last=True)
     own_last = _unique(ours, last=True)
     found = {}
@@ -238,7 +238,7 @@ def _matches(ours: Mapping[str, _Layer], theirs: Mapping[str, _Layer]) -> dict[s
 
 
 def _unique(layers: Mapping[str, _Layer], *, last: bool) -> dict[str, str]:
-    """Place by name, of the names that one layer has."""
+    """Returns the position by name, for names of a single layer."""
     names = {place: layer.name.rpartition("/")[2] if last else layer.name for place, layer in layers.items()}
     every = list(names.values())
     return {name: place for place, name in names.items() if every.count(name) == 1}

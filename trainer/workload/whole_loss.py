@@ -12,7 +12,7 @@ WholeLoss = Callable[..., tf.Tensor]  # (labels, outputs[, weight]) -> [N] or []
 
 
 def losses_of(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Tensor:
-    """Returns a user's loss [N] or []; one that takes no weights is weighted by them afterwards.
+    """Returns a user's loss [N] or []; a loss without the argument `weight` is multiplied by weights afterwards.
 
     Raises:
         ValueError: if it returned something else, or weights have no effect on it.
@@ -33,7 +33,7 @@ def losses_of(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf
 
 
 def _weighted(losses: tf.Tensor, weights: Nest) -> tf.Tensor:
-    """Losses [N, ...] times weights of examples [N], or of their parts.
+    """Multiplies losses [N, ...] by weights of examples [N], or of their parts.
 
     Raises:
         ValueError: if there is not a loss for each weight.

@@ -28,7 +28,7 @@ SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load 
 
 
 class Workload(NamedTuple):
-    """What a run trains."""
+    """The model, data and objective of a run."""
 
     model: keras.Model
     data: DataSet
@@ -42,11 +42,11 @@ def open_workload(
     """Returns the model, the data and the objective of a run; `with_values` as in `build_model`.
 
     Args:
-        file: what training never changes, if it was written; else the model's function is taken at its word.
+        file: the frozen values, if they were written; else those of the model's function are used.
         trains: whether the data must be that of the plan.
 
     Raises:
-        DataError: if what training never changes is not what was planned.
+        DataError: if the frozen values are not the planned ones.
         OtherDataError: if the data is not that of the plan.
     """
     process = os.getpid()
@@ -98,6 +98,6 @@ def _check_planned_data(config: RunConfig, plan: Plan, data: DataSet) -> None:
 
 
 def open_dense(config: RunConfig, plan: Plan) -> Objective:
-    """Returns the objective of a model with sparse layers as it is without them: with all its variables."""
+    """Returns the objective of a model whose sparse layers are dense: with all its variables."""
     dense = replace(config, placement=replace(config.placement, sparse=[], growing={}))
     return open_workload(dense, plan, trains=False).objective

@@ -51,7 +51,7 @@ class BlockMemory:
         return rows
 
     def values(self, places: np.ndarray, tag: int) -> np.ndarray:
-        """Returns the current rows [n, width] at places [n]; no host may have begun the update from the state of `tag`."""
+        """Returns the current rows [n, width] at places [n]; no host has begun the update from the state of `tag`."""
         return np.take(self.rows, places, axis=0)
 
     def write_push(self, worker: int, places: np.ndarray, rows: np.ndarray) -> None:

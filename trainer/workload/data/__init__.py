@@ -1,4 +1,4 @@
-"""The data sets a config can name; each is a plain function from options to a `DataSet`."""
+"""The built-in data sets; each is a plain function from options to a `DataSet`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ def open_data(
     Raises:
         ValueError: if there is no such data set, or it does not take these options.
         DataError: if the data cannot be trained on.
-        MissingInputError: if a file is not there.
+        MissingInputError: if a file does not exist.
     """
     function = user_function or DATA_SETS.get(name)
     if function is None:

@@ -1,4 +1,4 @@
-"""Makes data sets of numpy arrays, which are checked once and stay where they are if they are large."""
+"""Makes data sets of numpy arrays, which are checked once, and not copied if they are large."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def from_arrays(
     classes: int | None = None,
     ids: Mapping[str, int] | None = None,
 ) -> DataSet:
-    """A data set of numpy arrays, which keep their type; float64 becomes float32.
+    """Makes a data set of numpy arrays, which keep their type; float64 becomes float32.
 
     Args:
-        train: features, labels and, if wanted, weights: each an array [N, ...], or dicts, tuples and lists of arrays.
+        train: features, labels and optional weights: each an array [N, ...], or dicts, tuples and lists of arrays.
             Labels of integers are classes, [N] or [N, 1] or of any shape; others are targets.
         evaluate: the same, of other examples.
         source: their origin, for messages.
-        scale: factor of the features, which become float32; None: they stay as they are.
+        scale: factor of the features, which become float32; None: they are unchanged.
         classes: number of classes; None: the largest integer label + 1, or the last size of float labels.
-        ids: how many ids there are, by the name of the feature, where features are a dict.
+        ids: number of ids, by the name of the feature, if features are a dict.
 
     Raises:
         DataError: if there are no examples, shapes or lengths differ, or a feature or weight is not a finite number.
@@ -106,7 +106,7 @@ def open_arrays(given: Sequence[Nest], source: str) -> Opened:
 
 
 def _examples(batch: Batch, scale: float | None, source: str) -> Examples:
-    """Small arrays are held as TensorFlow uses them; of others, each batch is read where they are, and converted."""
+    """Converts small arrays for TensorFlow at once; of others, each batch when it is read."""
     leaves = leaves_of(batch)
     held = tuple(_align(native(array)) for _, array in leaves if _is_small(array))
     is_held = [_is_small(array) for _, array in leaves]
@@ -133,7 +133,7 @@ def _is_small(array: np.ndarray) -> bool:
 def _read(
     arrays: list[tuple[str, np.ndarray]], indices: tf.Tensor, source: str, *, checks_labels: bool
 ) -> list[tf.Tensor]:
-    """The rows of arrays that are not in the graph."""
+    """Returns rows of arrays that are not in the graph."""
 
     def rows(numbers: np.ndarray) -> list[np.ndarray]:
         found = [native(array[numbers]) for _, array in arrays]
@@ -148,7 +148,7 @@ def _read(
 
 
 def is_mapped(array: np.ndarray) -> bool:
-    """Whether the array, or what it is a view of, is a file that is mapped into memory."""
+    """Whether the array, or its base, is a file mapped into memory."""
     base: Any = array
     while base is not None:
         if isinstance(base, np.memmap | mmap.mmap):
@@ -158,7 +158,7 @@ def is_mapped(array: np.ndarray) -> bool:
 
 
 def _checked(batch: Batch, source: str) -> Batch:
-    """The same arrays, in the shapes that are trained on.
+    """Returns the arrays in the shapes that are trained on.
 
     Raises:
         DataError: if an array cannot be used, or has another length than the others.
@@ -179,7 +179,7 @@ def _checked(batch: Batch, source: str) -> Batch:
 
 
 def _align(array: np.ndarray) -> np.ndarray:
-    """The same values, in memory that TensorFlow can use without a copy."""
+    """Copies an array, if needed, into memory that TensorFlow can use directly."""
     if is_text(array) or (array.flags.c_contiguous and array.ctypes.data % ALIGNMENT_BYTES == 0):
         return array  # text is copied in any case
     memory = np.empty(array.nbytes + ALIGNMENT_BYTES, np.uint8)
@@ -190,7 +190,7 @@ def _align(array: np.ndarray) -> np.ndarray:
 
 
 def label_fault(labels: Nest, part: str, source: str) -> LabelFault | None:
-    """Returns the first label that is not finite; None if all are, or if they are checked when read."""
+    """Returns the first label that is not finite; None if all are finite, or are checked when read."""
     for name, array in leaves_of(labels, LABELS):
         try:
             _check_all_finite(array, f"{source} {name}", remedy=LEAVE_OUT)
@@ -220,7 +220,7 @@ def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
 
 
 def are_alike(one: Nest, other: Nest) -> bool:
-    """Whether two specs are the same, but for sizes that are open in one of them."""
+    """Whether two specs are equal, except for sizes that are open in one of them."""
     if map_nest(lambda _: 0, one) != map_nest(lambda _: 0, other):
         return False
     pairs = zip(leaves_of(one), leaves_of(other), strict=True)

@@ -1,4 +1,4 @@
-"""Makes impressions with clicks: numbers, and ids of which few are common and many are rare."""
+"""Makes impressions with clicks: numbers, and ids, of which few are common and many are rare."""
 
 import numpy as np
 
@@ -21,9 +21,9 @@ def clicks(
     fields: int = 26,
     rows: int = 10_000,
 ) -> DataSet:
-    """Features {numbers: float32 [numbers], ids: int64 [fields]}; labels 0 or 1, by a rule that is not shown.
+    """Makes features {numbers: float32 [numbers], ids: int64 [fields]}, and labels 0 or 1 by a hidden rule.
 
-    Each id has an effect of its own, and a click is drawn with the logistic function of their sum. So a model learns
+    Each id has its own effect, and a click is drawn with the logistic function of their sum. So a model learns
     the effect of an id only from examples that have it. A pure function of the seed.
 
     Args:

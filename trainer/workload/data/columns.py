@@ -1,4 +1,4 @@
-"""Examples that are dicts, as sources of features and labels."""
+"""Reads features and labels from examples that are dicts."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -10,10 +10,10 @@ Names = str | Sequence[str] | None
 
 
 class Columns:
-    """Random access to (features, labels), or to features alone, of dicts that another object holds."""
+    """Random access to (features, labels), or to features alone, of another object's dicts."""
 
     def __init__(self, rows: Any, label: Names, columns: Names) -> None:
-        """`columns` are the features: None stands for all but the labels, one name for an array instead of a dict."""
+        """Takes `columns` as features: None for all but the labels, one name for an array instead of a dict."""
         self._rows, self._label, self._columns = rows, label, columns
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Columns:
 
 
 def check_columns(names: Iterable[str], label: Names, columns: Names, source: str) -> None:
-    """Raises DataError if a label or a column is none of the names."""
+    """Raises DataError if a label or a column is not among the names."""
     names = list(names)
     for option, given in (("label", label), ("columns", columns)):
         for name in [given] if isinstance(given, str) else given or ():

@@ -1,4 +1,4 @@
-"""Turns what a user gives as an array into an array of a type that TensorFlow has."""
+"""Turns array-likes of users into arrays of types that TensorFlow has."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ NOT_DENSE = {
 
 
 def to_batch(given: Batch, source: str) -> Batch:
-    """Arrays as TensorFlow takes them, in the shapes of `as_arrays`.
+    """Returns arrays as TensorFlow takes them, in the shapes of `as_arrays`.
 
     Raises:
         DataError: if an array cannot be used.
@@ -28,9 +28,9 @@ def to_batch(given: Batch, source: str) -> Batch:
 
 
 def as_arrays(given: Batch, source: str) -> Batch:
-    """Arrays of the types and shapes that were given.
+    """Returns arrays of the given types and shapes.
 
-    What is an array stays where it is: in memory, or in a file that is mapped.
+    Arrays are not copied: they stay in memory, or in a mapped file.
 
     Raises:
         DataError: if an array cannot be used.
@@ -41,7 +41,7 @@ def as_arrays(given: Batch, source: str) -> Batch:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """The same values in the type that TensorFlow gets: floats as float32, text as bytes in UTF-8."""
+    """Converts values to the types for TensorFlow: floats to float32, text to bytes in UTF-8."""
     if array.dtype.kind in "UO":
         return np.array([_encoded(one) for one in array.flat], object).reshape(array.shape)
     with np.errstate(over="ignore"):
@@ -62,7 +62,7 @@ def check_finite(values: np.ndarray, name: str, numbers: np.ndarray | None = Non
 
 
 def spec_of(batch: Batch) -> Batch:
-    """Returns what one example of a batch looks like: nests of `ArraySpec`."""
+    """Returns the structure of one example of a batch: nests of `ArraySpec`."""
 
     def spec(array: np.ndarray) -> ArraySpec:
         return ArraySpec(array.shape[1:], "string" if is_text(array) else str(_native(array.dtype)))
@@ -87,7 +87,7 @@ def _arrays(nest: Nest, name: str) -> Nest:
 
 
 def _without_lists(nest: Nest, name: str) -> Nest:
-    """The nest with lists of numbers or texts as arrays; a list of arrays becomes a tuple, as tf.data needs it."""
+    """Turns lists of numbers or texts into arrays, and a list of arrays into a tuple, as tf.data needs it."""
     refuse_not_dense(nest, name)
     if isinstance(nest, dict):
         return {key: _without_lists(one, name) for key, one in nest.items()}
@@ -105,7 +105,7 @@ def refuse_not_dense(value: Any, name: str) -> None:
 
 
 def _array(values: Any, name: str) -> np.ndarray:
-    """Returns [N, ...] of a type that has one in TensorFlow."""
+    """Returns [N, ...] of a type that TensorFlow has."""
     array = _as_array(values, name)
     if array.ndim == 0 and array.dtype.kind == "O":
         hint = "; make it dense: x.toarray()" if hasattr(values, "toarray") else f"; {ALLOWED}"

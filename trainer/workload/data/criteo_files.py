@@ -30,7 +30,7 @@ Arrays = dict[str, np.ndarray]  # labels [N, 1], numbers [N, 13], ids [N, 26]
 def criteo(
     *, path: str, evaluate: str | float | None = None, rows: int = 1_000_000, cache: str | None = None
 ) -> DataSet:
-    """Features {numbers: float32 [13], ids: int32 [26]}, labels float32 [1]; the files are converted once, to arrays.
+    """Reads {numbers: float32 [13], ids: int32 [26]}, labels float32 [1]; files are converted once, to arrays.
 
     A number x becomes log(1 + x), and 0 where it is missing or negative. An id becomes 1 + id % (rows - 1), and 0 where
     it is missing.
@@ -63,7 +63,7 @@ def _batch(arrays: Arrays, lines: slice) -> tuple[Nest, Nest]:
 
 
 def _arrays(files: list[Path], rows: int, cache: str | None) -> Arrays:
-    """The arrays of files, which are converted unless that was done before."""
+    """Returns the arrays of files, converting them unless that was done before."""
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(repr((FORMAT, facts, rows)).encode()).hexdigest()[:16]
     folder = Path(cache).expanduser() if cache else files[0].parent
@@ -121,7 +121,7 @@ def _reading(file: Path) -> Iterator[IO[bytes]]:
 
 
 def _blocks(file: Path, rows: int) -> Iterator[Arrays]:
-    """The arrays of some lines after the other."""
+    """Yields the arrays of blocks of lines."""
     first = 1
     with _reading(file) as content:
         while lines := list(islice(content, LINES)):

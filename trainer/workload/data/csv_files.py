@@ -35,7 +35,7 @@ def csv(
     header: bool = True,
     separator: str = ",",
 ) -> DataSet:
-    """CSV files, plain or compressed with gzip; columns of integers are int64, other numbers float32, the rest text.
+    """Reads CSV files, plain or gzip; columns of integers are int64, other numbers float32, the rest text.
 
     Args:
         path: pattern of the files to train on.
@@ -44,9 +44,9 @@ def csv(
         weight: column of the examples' weights.
         columns: features; None: all other columns.
         matrix: features as one array [columns] of float32 instead of a dict of arrays [1].
-        missing: takes the place of missing numbers in features; None: they are refused. Missing texts are "".
-        dtypes: type by column, where it is not what its values look like: string, float32 or int64.
-        ids: features whose values become ids: {city: vocabulary, user: 1000000}, as `ids.to_ids` says.
+        missing: replaces missing numbers in features; None: they are refused. Missing texts are "".
+        dtypes: type by column, if its values look like another: string, float32 or int64.
+        ids: features whose values become ids: {city: vocabulary, user: 1000000}, see `ids.to_ids`.
         classes: number of classes; None: the largest integer label + 1.
         header: whether the first line has the names; otherwise they are 0, 1, 2, ...
         separator: of the values, e.g. "\\t".
@@ -79,7 +79,7 @@ def _read(files: list[Path], texts: set[str], *, header: bool, separator: str) -
 
 
 def _blocks(file: Path, *, header: bool, separator: str) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """The names of the columns, and some rows."""
+    """Yields the names of the columns, then blocks of rows."""
     with io.TextIOWrapper(open_bytes(file), "utf-8-sig", newline="") as text:
         reader = csv_module.reader(text, delimiter=separator, skipinitialspace=True)
         try:

@@ -1,4 +1,4 @@
-"""Finds out what the steps of a tf.data.Dataset do: their order, the state that they change, their Python code."""
+"""Inspects the steps of a tf.data.Dataset: their order, the state that they change, their Python code."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def has_unordered_step(dataset: tf.data.Dataset) -> bool:
 
 
 def in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.Dataset:
-    """The same dataset, whose elements draw random numbers and change variables one after the other.
+    """Returns the dataset with elements that draw random numbers and change variables one after the other.
 
     In parallel calls, threads would decide which element draws which number.
 
     Args:
-        always: whether it does so in Python, which the dataset does not show; nothing is read ahead then.
+        always: whether it does so in Python, which the dataset does not show; nothing is prefetched then.
     """
     import tensorflow as tf
 
@@ -65,7 +65,7 @@ def in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.Da
 
 
 def _changing(steps: Iterable[tf.data.Dataset]) -> Iterator[Any]:
-    """Yields the functions of steps of which each call changes a state: of a generator or a variable."""
+    """Yields the functions of steps whose calls change a state: of a generator or a variable."""
     for function in _functions_of(steps):
         if any(CHANGES.match(node.op) for node in _nodes_of(function.graph.as_graph_def())):
             yield function
@@ -80,7 +80,7 @@ def _nodes_of(graph: Any) -> tuple[Any, ...]:
 
 
 def steps_of(dataset: tf.data.Dataset, *, behind_caches: bool = True) -> list[tf.data.Dataset]:
-    """Returns a dataset and all datasets that it is made of, or only those that every pass reads again."""
+    """Returns a dataset and all datasets that it is built from, or only those that every pass reads again."""
     steps = [dataset]
     for step in steps:
         steps += step._inputs() if behind_caches or not is_cache(step) else []
@@ -99,7 +99,7 @@ def share_order(train: Any, evaluate: Any) -> bool:
 
 
 def share_state(train: Any, evaluate: Any) -> bool:
-    """Whether both are datasets, and reading one changes what the other gives, e.g. by a generator of both."""
+    """Whether both are datasets, and reading one changes the elements of the other, e.g. by a shared generator."""
     if not is_dataset(train) or not is_dataset(evaluate):
         return False
     return share_order(train, evaluate) or bool(_changed(train) & _changed(evaluate))
@@ -114,7 +114,7 @@ def _changed(dataset: tf.data.Dataset) -> set[int]:
 
 
 def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
-    """Returns the ids of such shuffles, except those whose order a cache() keeps."""
+    """Returns the ids of shuffles that reorder every pass, except those whose order a cache() keeps."""
     steps = steps_of(dataset, behind_caches=False)
     return {id(step) for step in steps if getattr(step, "_reshuffle_each_iteration", False)}
 

@@ -1,4 +1,4 @@
-"""Data sets that Keras downloads, unless a local file is given."""
+"""Reads data sets that Keras downloads, unless a local file is given."""
 
 import fcntl
 from collections.abc import Iterator
@@ -16,17 +16,17 @@ CLASSES = 10  # of each of these sets
 
 
 def mnist(*, path: str | None = None) -> DataSet:
-    """Handwritten digits: 60,000 to train on, 10,000 to evaluate on, [28, 28, 1]."""
+    """Reads handwritten digits: 60,000 to train on, 10,000 to evaluate on, [28, 28, 1]."""
     return _images("mnist", path, (28, 28, 1))
 
 
 def fashion_mnist(*, path: str | None = None) -> DataSet:
-    """Pieces of clothing: 60,000 to train on, 10,000 to evaluate on, [28, 28, 1]."""
+    """Reads pieces of clothing: 60,000 to train on, 10,000 to evaluate on, [28, 28, 1]."""
     return _images("fashion_mnist", path, (28, 28, 1))
 
 
 def cifar10(*, path: str | None = None) -> DataSet:
-    """Small photographs: 50,000 to train on, 10,000 to evaluate on, [32, 32, 3]."""
+    """Reads small photographs: 50,000 to train on, 10,000 to evaluate on, [32, 32, 3]."""
     return _images("cifar10", path, (32, 32, 3))
 
 
@@ -67,7 +67,7 @@ def _download(name: str) -> tuple[np.ndarray, ...]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Lets one process at a time download: Keras writes the final file, which another would read half-written."""
+    """Lets one process at a time download, because others would read the file that Keras is writing."""
     folder = keras_home()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "download.lock", "w") as lock:

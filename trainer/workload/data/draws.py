@@ -1,6 +1,6 @@
 """Seeds the generators of numpy and `random` while user code reads data, by the run's seed and position.
 
-Otherwise what it draws depends on what the process has read before: evaluations, other replicas, earlier steps.
+Otherwise its draws depend on what the process has read before: evaluations, other replicas, earlier steps.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _lock = threading.RLock()  # training and evaluation data are read in different 
 
 @contextlib.contextmanager
 def drawn_from(*numbers: int, own: Sequence[Any] = ()) -> Iterator[None]:
-    """Seeds the generators with these numbers (>= 0) inside the context, in which one thread at a time may be.
+    """Seeds the generators with these numbers (>= 0) inside the context, which one thread at a time may enter.
 
     Args:
         own: other generators to seed, as `generators_of` finds them.
@@ -47,7 +47,7 @@ def drawn_from(*numbers: int, own: Sequence[Any] = ()) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noticed_draws() -> Iterator[list[bool]]:
-    """Fills the list if something, in whatever thread, draws from the global generators inside the context."""
+    """Fills the list if any thread draws from the global generators inside the context."""
     drawn: list[bool] = []
     with drawn_from(0):
         before = pickle.dumps((random.getstate(), np.random.get_state()))
@@ -59,7 +59,7 @@ def noticed_draws() -> Iterator[list[bool]]:
 def generators_of(*sources: Any) -> list[Any]:
     """Finds the generators that objects and functions use, up to DEPTH objects further in.
 
-    Looks into attributes, classes and closures, and at the names in the files of functions.
+    It searches attributes, classes and closures, and the names in the files of functions.
     """
     seen: dict[int, Any] = {}
     level = list(sources)
@@ -113,7 +113,7 @@ def _seed(one: Any, seed: int) -> None:
 
 
 def seeded(given: Iterable[Any], *numbers: int, own: Sequence[Any] = ()) -> Iterator[Any]:
-    """Yields from an iterable; what its code draws for an element depends on the numbers and the element's position."""
+    """Yields from an iterable, whose draws for an element depend on the numbers and the element's position."""
     with drawn_from(*numbers, own=own):
         iterator = iter(given)
     for position in itertools.count():

@@ -1,4 +1,4 @@
-"""Errors of data, and what a user should read of what was raised while it was read."""
+"""Errors of data, and the part for users of errors that reading it raises."""
 
 import re
 import sysconfig
@@ -14,19 +14,19 @@ from trainer.workload.error_text import one_paragraph
 
 
 class DataError(TrainerError, ValueError):
-    """Data that cannot be trained on; names the file or data set, the record, its contents and what to type."""
+    """The data cannot be used; the message names the file or data set, the record, its contents and a remedy."""
 
     exit_code = exit_codes.BAD_DATA
 
 
 class MissingInputError(DataError):
-    """A file that does not exist."""
+    """A file does not exist."""
 
     exit_code = exit_codes.INPUT_MISSING
 
 
 def find_data_error(error: BaseException) -> DataError | None:
-    """The DataError inside what `Session.run` raised, if reading or decoding a batch failed.
+    """Returns the DataError inside an error of `Session.run`, if reading or decoding a batch failed.
 
     Args:
         error: a `tf.errors.OpError`, or the UnicodeDecodeError that TensorFlow's Python layer raises when the bytes of
@@ -49,17 +49,17 @@ def find_data_error(error: BaseException) -> DataError | None:
 
 
 def _first_part(text: str) -> str:
-    """Without graph nodes and traceback."""
+    """Returns the message without graph nodes and traceback."""
     return text.split("\n\t")[0].split("\nTraceback")[0].strip()
 
 
 @contextmanager
 def users_code(source: str, *, alone: bool = True) -> Iterator[None]:
-    """Turns what a user's code raises within into a DataError that names its line.
+    """Turns errors of a user's code inside the context into a DataError that names its line.
 
     Args:
-        source: what was read.
-        alone: whether only a user's code runs within; else errors of the trainer stay what they are.
+        source: the data being read.
+        alone: whether only a user's code runs inside; else errors of the trainer are unchanged.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def _users(frames: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def _described(error: BaseException) -> str:
-    """The type and the message of an error; of one of TensorFlow without the graph."""
+    """Describes the type and message of an error; for TensorFlow, without the graph."""
     if not hasattr(error, "node_def"):
         return one_paragraph(error)
     return f"{type(error).__name__}: " + re.sub(r"\{\{.*?\}\}\s*", "", str(error)).partition("\n")[0]

@@ -19,7 +19,7 @@ class SeveralInputsError(ValueError):
 
 
 def map_nest(function: Callable[[Any], Any], nest: Nest) -> Nest:
-    """The same nest with a function applied to everything in it but None."""
+    """Returns the nest with a function applied to every leaf except None."""
     if isinstance(nest, dict):
         return {name: map_nest(function, one) for name, one in nest.items()}
     if isinstance(nest, Batch):
@@ -31,13 +31,13 @@ def map_nest(function: Callable[[Any], Any], nest: Nest) -> Nest:
 
 
 def filled(nest: Nest, leaves: Iterable[Any]) -> Nest:
-    """Returns the same nest with other leaves, in the order of `leaves_of`."""
+    """Returns the nest with other leaves, in the order of `leaves_of`."""
     rest = iter(leaves)
     return map_nest(lambda _: next(rest), nest)
 
 
 def leaves_of(nest: Nest, name: str = "") -> list[tuple[str, Any]]:
-    """Everything in a nest but None, in the order of `map_nest`, with its name: features/age."""
+    """Returns the leaves of a nest except None, in the order of `map_nest`, with names: features/age."""
     if isinstance(nest, Batch):
         nest = nest._asdict()
     if isinstance(nest, list | tuple) and not isinstance(nest, ArraySpec):
@@ -48,7 +48,7 @@ def leaves_of(nest: Nest, name: str = "") -> list[tuple[str, Any]]:
 
 
 class Batch(NamedTuple):
-    """Some examples: each a tensor [B, ...], or a nest of tensors."""
+    """A batch of examples; each field is a tensor [B, ...], or a nest of tensors."""
 
     features: Nest
     labels: Nest = None
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
     @property
     def tensors(self) -> list[tf.Tensor]:
-        """All of them, one after the other."""
+        """Returns all tensors, one after the other."""
         import tensorflow as tf
 
         return [tensor for tensor in tf.nest.flatten(self) if tensor is not None]
@@ -75,7 +75,7 @@ class ArraySpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """What an example looks like: nests of `ArraySpec`."""
+    """The structure of an example: nests of `ArraySpec`."""
 
     features: Nest
     labels: Nest
@@ -84,10 +84,10 @@ class Spec:
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
-        """The shape of the features of one example; of single numbers (1,), as layers take them.
+        """Returns the shape of one example's features; (1,) for single numbers, as layers take them.
 
         Raises:
-            ValueError: if they are several arrays.
+            ValueError: if the features are several arrays.
         """
         if isinstance(self.features, ArraySpec):
             return self.features.shape or (1,)
@@ -95,7 +95,7 @@ class Spec:
 
 
 def describe_nest(specs: Nest) -> str:
-    """A nest of specs, as an error message shows it: {age: float32 [1], city: string []}."""
+    """Formats a nest of specs for messages: {age: float32 [1], city: string []}."""
     if isinstance(specs, ArraySpec):
         return f"{specs.dtype} {list(specs.shape)}".replace("None", "?")
     if isinstance(specs, dict):
@@ -131,7 +131,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class StreamContext:
-    """Which batches are wanted of a stream."""
+    """The batches to read from a stream."""
 
     replica: int  # among all of the run
     replicas: int
@@ -143,7 +143,7 @@ class StreamContext:
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches in an order of their own.
+    """A source of batches in their own order.
 
     `open` takes a `StreamContext` and returns the batches of one replica in one epoch, as numpy arrays [context.batch,
     ...]; smaller ones are left out in training. Each epoch may have other batches.
@@ -167,7 +167,7 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How features are made of raw inputs, as an exported model does it."""
+    """Makes features from raw inputs, inside an exported model."""
 
     spec: Nest  # of `ArraySpec`: raw inputs
     apply: Callable[[Nest], Nest]  # tensors [N, ...]; traced in a graph
@@ -176,7 +176,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Examples to train on, others to evaluate on, and what both look like."""
+    """The training and evaluation examples, and their structure."""
 
     train: Examples | Stream
     evaluate: Examples | Stream
@@ -201,7 +201,7 @@ def _with_any_labels(examples: Examples | Stream) -> Examples | Stream:
 def read_rows(
     read: Callable[[np.ndarray], Sequence[np.ndarray]], indices: tf.Tensor, specs: Sequence[ArraySpec]
 ) -> list[tf.Tensor]:
-    """The arrays [B, ...] that Python reads of the examples with these indices [B]; each looks like its spec."""
+    """Returns the arrays [B, ...] that Python reads for the examples with these indices [B], by their specs."""
     import tensorflow as tf
 
     tensors = tf.nest.flatten(tf.numpy_function(read, [indices], [one.dtype for one in specs]))  # of one: no list
@@ -211,5 +211,5 @@ def read_rows(
 
 
 def count_of(examples: Examples | Stream) -> int:
-    """The number of examples; 0 if nobody knows it."""
+    """Returns the number of examples; 0 if unknown."""
     return examples.count if isinstance(examples, Examples) else 0

@@ -1,4 +1,4 @@
-"""Imports packages that only some readers need."""
+"""Imports optional packages of readers."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from trainer.workload.data.errors import DataError
 
 
 def import_extra(module: str, *, extra: str) -> Any:
-    """A module of a package that is not among the requirements.
+    """Imports a module of an optional package.
 
     Args:
         extra: of this project, which installs it.

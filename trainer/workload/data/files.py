@@ -10,7 +10,7 @@ from trainer.workload.data.errors import DataError, MissingInputError
 
 
 def find_files(pattern: str, *, option: str) -> list[Path]:
-    """The files that match a pattern, in the order of their names; arguments as of `check_file`.
+    """Returns the files that match a pattern, sorted by name; arguments as in `check_file`.
 
     Raises:
         MissingInputError: if no file matches.
@@ -22,7 +22,7 @@ def find_files(pattern: str, *, option: str) -> list[Path]:
 
 
 def check_file(path: str | Path, *, option: str) -> Path:
-    """The path of a file that exists and is not empty.
+    """Returns the path of a file, which must exist and not be empty.
 
     Args:
         path: as given; `~` is the home directory.
@@ -39,7 +39,7 @@ def check_file(path: str | Path, *, option: str) -> Path:
 
 
 def check_folder(path: str | Path, *, option: str) -> Path:
-    """The path of a folder that exists; arguments as of `check_file`."""
+    """Returns the path of a folder, which must exist; arguments as in `check_file`."""
     folder = Path(path).expanduser()
     if not folder.exists():
         raise MissingInputError(f"{folder}: no such folder (looked in {Path.cwd()}); type {option}=/PATH/TO/FOLDER")
@@ -49,7 +49,7 @@ def check_folder(path: str | Path, *, option: str) -> Path:
 
 
 def open_bytes(file: Path) -> IO[bytes]:
-    """Opens a file for reading, which may be compressed with gzip."""
+    """Opens a file, plain or gzip, for reading."""
     with open(file, "rb") as content:
         is_gzip = content.read(2) == b"\x1f\x8b"
     return cast(IO[bytes], gzip.open(file) if is_gzip else open(file, "rb"))

@@ -1,4 +1,4 @@
-"""Computes the fingerprint of a data set: from all examples of small arrays, from a fixed sample of others."""
+"""Computes the fingerprint of a data set: from all examples of small arrays, or from a fixed sample."""
 
 import hashlib
 from collections.abc import Iterable

@@ -21,13 +21,13 @@ def hf(
     evaluate: str | float | None = None,
     classes: int | None = None,
 ) -> DataSet:
-    """A folder that `save_to_disk` wrote; it is mapped into memory, one copy for all tasks.
+    """Reads a folder that `save_to_disk` wrote, mapped into memory: one copy for all tasks.
 
     Args:
         path: the folder.
         label: column of the labels, or several; None: no labels.
         columns: features: one column, or several for a dict; None: all other columns.
-        train: the split to train on, where the folder has several.
+        train: the split to train on, if the folder has several.
         evaluate: the split to evaluate on, or the share of the examples of `train`; None: test.
         classes: number of classes; None: that of the label's `ClassLabel`.
     """
@@ -47,7 +47,7 @@ def hf(
 
 
 class _Rows:
-    """Rows of a split, as numpy arrays."""
+    """The rows of a split, as numpy arrays."""
 
     def __init__(self, split: Any) -> None:
         self._split = split.with_format("numpy")

@@ -1,4 +1,4 @@
-"""Turns the values of a column into ids, of which an embedding has a row each."""
+"""Turns the values of a column into ids for the rows of an embedding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rule = str | int  # "vocabulary", or the number of ids that values are hashed to
 
 @dataclass(frozen=True)
 class Numbering:
-    """How the ids of a column, which are 0..count-1, follow from its values."""
+    """The rule by which the ids of a column, 0..count-1, follow from its values."""
 
     count: int
     dtype: str  # of the values: string or int64
@@ -31,7 +31,7 @@ class Numbering:
 
 
 def check_rule(rule: object, option: str) -> None:
-    """Raises DataError unless it is a rule."""
+    """Raises DataError unless a value is a rule."""
     is_count = isinstance(rule, int) and not isinstance(rule, bool) and rule > 0
     if rule != VOCABULARY and not is_count:
         raise DataError(
@@ -42,7 +42,7 @@ def check_rule(rule: object, option: str) -> None:
 def to_ids(
     column: np.ndarray, rule: Rule, name: str, source: str, *, known: np.ndarray | slice
 ) -> tuple[np.ndarray, Numbering]:
-    """The ids of values, of the column's shape.
+    """Returns the ids of values, in the column's shape.
 
     Args:
         column: [N, ...] of integers or texts.
@@ -86,7 +86,7 @@ def _hashed(texts: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def numberings_of(data: DataSet) -> dict[str, Any]:
-    """Returns how values become ids in a data set, by feature, in a form that can be compared."""
+    """Returns the rules for ids of a data set, by feature, in a form that can be compared."""
     made = data.preprocessing
     if not isinstance(made, partial) or made.func is not preprocessing:
         return {}
@@ -97,7 +97,7 @@ def numberings_of(data: DataSet) -> dict[str, Any]:
 
 
 def preprocessing(features: Mapping[str, ArraySpec], numberings: Mapping[str, Numbering]) -> Preprocessing:
-    """Makes ids of the values of columns, as `to_ids` does."""
+    """Returns the preprocessing that turns values of columns into ids, as `to_ids` does."""
     import tensorflow as tf
 
     def lookup(one: Numbering) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -19,9 +19,9 @@ BYTES = 0x08  # the only element type of MNIST
 
 
 def mnist_10k() -> DataSet:
-    """The 10,000 images of the MNIST test set, [28, 28, 1]: every fifth to evaluate on, the other 8,000 to train on.
+    """Reads the 10,000 images of the MNIST test set, [28, 28, 1]: every fifth to evaluate on, 8,000 to train on.
 
-    Every fifth, because the halves of the file differ in difficulty (see mnist_10k/README.md).
+    It takes every fifth, because the halves of the file differ in difficulty (see mnist_10k/README.md).
     """
     images = read_idx(SHIPPED / "t10k-images-idx3-ubyte.gz", dimensions=3)[..., None]
     labels = read_idx(SHIPPED / "t10k-labels-idx1-ubyte.gz", dimensions=1)
@@ -32,7 +32,7 @@ def mnist_10k() -> DataSet:
 
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
-    """The bytes of a gzipped IDX file: two zeros, the type, the number of dimensions, the sizes (big endian), the data.
+    """Reads a gzipped IDX file: two zeros, the type, the number of dimensions, the sizes (big endian), the data.
 
     Returns:
         An array of uint8 with `dimensions` dimensions.

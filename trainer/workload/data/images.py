@@ -36,7 +36,7 @@ def images(
     scale: float | None = None,
     verify: bool = False,
 ) -> DataSet:
-    """Folders of images, which are read and decoded batch by batch; the names of the folders, sorted, are the classes.
+    """Reads folders of images, decoded batch by batch; the sorted names of the folders are the classes.
 
     Args:
         path: the folder that holds the folders.
@@ -75,7 +75,7 @@ def images(
 
 
 def _find(path: str, option: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """The paths [N] and the labels [N] of the images in a folder, and the names of the classes."""
+    """Returns the paths [N] and labels [N] of the images in a folder, and the names of the classes."""
     folder = check_folder(path, option=option)
     names = sorted(one.name for one in folder.iterdir() if one.is_dir() and not one.name.startswith("."))
     if not names:

@@ -20,7 +20,7 @@ Read = Callable[[str], np.ndarray]
 
 
 def npz(*, path: str, scale: float | None = None, classes: int | None = None) -> DataSet:
-    """An .npz file with x_train [N, ...], y_train [N], x_test, y_test; the last two are evaluated on.
+    """Reads an .npz file with x_train [N, ...], y_train [N], and x_test, y_test to evaluate on.
 
     Args:
         path: the file. It may hold w_train and w_test, weights of the examples, and x_train/NAME for several inputs.
@@ -33,7 +33,7 @@ def npz(*, path: str, scale: float | None = None, classes: int | None = None) ->
 
 
 def npy(*, path: str, scale: float | None = None, classes: int | None = None) -> DataSet:
-    """A folder with x_train.npy, y_train.npy, x_test.npy and y_test.npy, mapped into memory: one copy for all tasks.
+    """Reads a folder of x_train.npy, y_train.npy, x_test.npy, y_test.npy, mapped into memory: one copy for all tasks.
 
     Args:
         path: the folder. It may hold w_train.npy, w_test.npy, and x_train/NAME.npy for several inputs.
@@ -58,7 +58,7 @@ def _map(file: Path) -> np.ndarray:
 
 
 def read_npz(path: str | Path) -> list[Nest]:
-    """The arrays of KEYS and WEIGHTS; None for weights that the file does not hold."""
+    """Returns the arrays of KEYS and WEIGHTS; None for missing weights."""
     file = check_file(path, option="data.options.path")
     if not zipfile.is_zipfile(file):
         raise DataError(f"{file}: is not a complete .npz file; copy it again, or {SAVE}")
@@ -72,7 +72,7 @@ def read_npz(path: str | Path) -> list[Nest]:
 
 
 def _nests(names: Collection[str], read: Read, file: Path, how: str) -> list[Nest]:
-    """What the names x_train, or x_train/age and x_train/city, hold: an array, or a dict of arrays."""
+    """Returns the array x_train, or the dict of arrays x_train/age, x_train/city."""
     nests: list[Nest] = []
     for key in (*KEYS, *WEIGHTS):
         parts = sorted(name for name in names if name.startswith(f"{key}/"))

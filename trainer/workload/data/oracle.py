@@ -1,4 +1,4 @@
-"""Numbered examples, for the model that counts them."""
+"""Makes numbered examples, for the model that counts them."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from trainer.workload.data.examples import DataSet
 
 
 def oracle(*, examples: int = 96) -> DataSet:
-    """The feature of example i is [i], its label 0; evaluated on the same."""
+    """Makes examples with the feature [i] and the label 0, also to evaluate on."""
     if not 1 <= examples <= 2**24:
         raise ValueError(f"data.options.examples is {examples}; float32 can number 1..{2**24} examples")
     numbered = np.arange(examples, dtype=np.float32)[:, None], np.zeros(examples, np.int64)

@@ -10,7 +10,7 @@ ROUNDS = 8
 def batch_indices(
     seed: int, step: tf.Tensor | int, *, batch_size: int, replica: int, replicas: int, count: int
 ) -> tf.Tensor:
-    """The examples of one replica in one step.
+    """Returns the examples of one replica in one step.
 
     Row r of the global batch of step s has position p = s * batch_size + r in an endless sequence of epochs. It is the
     example at index p % count of the permutation of epoch p // count. So an epoch has each example once, a batch may

@@ -26,7 +26,7 @@ def parquet(
     ids: Mapping[str, Rule] | None = None,
     classes: int | None = None,
 ) -> DataSet:
-    """Parquet files, with the same options as `csv`; columns of lists of one length are arrays [length]."""
+    """Reads Parquet files, with the options of `csv`; columns of lists of one length are arrays [length]."""
     import_extra("pyarrow.parquet", extra="parquet")  # before the files, because nothing works without it
     wanted = None
     if columns is not None:
@@ -53,7 +53,7 @@ def _read(file: Path, wanted: Sequence[str] | None) -> Table:
 
 
 def _column(column: Any, name: str) -> np.ndarray:
-    """An Arrow column as an array; missing numbers are NaN, missing texts are empty."""
+    """Returns an Arrow column as an array; missing numbers are NaN, missing texts are empty."""
     import pyarrow as arrow
 
     kinds, kind = arrow.types, column.type

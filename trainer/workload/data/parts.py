@@ -8,10 +8,10 @@ SHARE = 0.2  # of the examples, to evaluate on, where nothing else is said
 
 
 def is_fraction(evaluate: object, option: str = "data.options.evaluate") -> bool:
-    """Whether an option is a share of the examples, and not a name.
+    """Whether an option is a share of the examples, not a name.
 
     Raises:
-        DataError: if it is a number that is no share.
+        DataError: if it is a number but not a share.
     """
     if isinstance(evaluate, str):
         return False
@@ -21,7 +21,7 @@ def is_fraction(evaluate: object, option: str = "data.options.evaluate") -> bool
 
 
 def divide(count: int, fraction: float, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """The examples to train on and those to evaluate on, in order: the same in every run and on every machine.
+    """Divides examples into training and evaluation, in order: the same in every run and on every machine.
 
     Raises:
         DataError: if one part would be empty.
@@ -37,7 +37,7 @@ def divide(count: int, fraction: float, source: str) -> tuple[np.ndarray, np.nda
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Numbers without a pattern, by the last steps of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    """Scrambles numbers by the last steps of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
     mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)

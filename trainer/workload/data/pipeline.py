@@ -23,7 +23,7 @@ Announce = Callable[[Nest], Nest]  # what of those is to be known one batch befo
 
 @dataclass(frozen=True)
 class Batches:
-    """The next batch, as tensors of a v1 graph; each Session.run that fetches any of them takes one batch.
+    """The next batch as tensors of a v1 graph; each Session.run that fetches any of them takes one batch.
 
     Run `initializer` with `feed_dict` first. After the last batch, tf.errors.OutOfRangeError.
     """
@@ -37,7 +37,7 @@ class Batches:
     upcoming: Nest = ()  # what is announced of the batch after this one
 
     def feed_from(self, step: int) -> dict[tf.Tensor, Any]:
-        """What to feed the initializer so that the next batch is the one of `step`."""
+        """Returns the feed of the initializer that makes the next batch that of `step`."""
         return {**self.feed_dict, self.start: step}
 
 
@@ -61,7 +61,7 @@ def training_batches(
     """Returns one replica's batches of the steps start..stop-1, each of batch_size / replicas examples.
 
     Args:
-        announce: what each batch says of the next one; then one without examples comes first.
+        announce: what each batch tells about the next one; then a batch without examples comes first.
 
     Raises:
         DataError: if one global batch holds more examples than there are.
@@ -77,7 +77,7 @@ def training_batches(
 def training_iterator(
     examples: Examples | Stream, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
 ) -> Any:
-    """The same batches for TensorFlow's eager mode: an iterator of (step, batch, derived)."""
+    """Returns the same batches for eager mode: an iterator of (step, batch, derived)."""
     if isinstance(examples, Stream):
         batch = batch_size // replicas
         of_stream = partial(training_arrays, examples, seed=seed, replica=replica, replicas=replicas, batch=batch)
@@ -92,7 +92,7 @@ def training_iterator(
 def _training_indices(
     examples: Examples, *, seed: int, batch_size: int, replica: int, replicas: int
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Which examples a replica sees at a step."""
+    """Returns the function from a step to a replica's examples."""
     if examples.count < batch_size:
         most = examples.count // replicas * replicas
         raise DataError(
@@ -107,9 +107,9 @@ def _training_indices(
 def evaluation_batches(
     examples: Examples | Stream, *, batch_size: int, steps: int | None = None, derive: Derive = nothing
 ) -> Batches:
-    """All examples in their own order, `batch_size` at a time; the last batch may be smaller.
+    """Returns all examples in their own order, `batch_size` at a time; the last batch may be smaller.
 
-    Where it is not, the batches have a static shape, as in Keras, and a user's code may depend on it.
+    If it is not, the batches have a static shape, as in Keras, on which a user's code may depend.
 
     Args:
         steps: number of batches; None: all.
@@ -134,9 +134,9 @@ def evaluation_batches(
 
 
 def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batch_size: int = 128) -> tf.data.Dataset:
-    """The features alone, for a layer's `adapt`: all examples in their own order, or one epoch of a stream.
+    """Returns only features, for a layer's `adapt`: all examples in their own order, or one epoch of a stream.
 
-    Nothing is read before the first batch is asked for.
+    Nothing is read before the first batch is requested.
 
     Args:
         specs: of the features.
@@ -189,7 +189,7 @@ def _initializable(
     start: int,
     stop: int,
 ) -> Batches:
-    """The batches of make(start, stop), of a dataset that begins where its initializer is told to."""
+    """Returns the batches of make(start, stop), a dataset whose initializer sets where it begins."""
     with tf.device("/cpu:0"):
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
         dataset = make(first, stop, derive)
@@ -199,7 +199,7 @@ def _initializable(
 
 
 def _announced(dataset: tf.data.Dataset, announce: Announce) -> tf.data.Dataset:
-    """Each element with what is announced of the next one; before the first and after the last are zeros."""
+    """Pairs each element with the announcement of the next one; before the first and after the last are zeros."""
 
     specs = dataset.element_spec
     is_given = [isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(specs)]  # weights may be missing
@@ -229,7 +229,7 @@ def _dataset(
     stop: int,
     derive: Derive = nothing,
 ) -> tf.data.Dataset:
-    """The batches of the steps, always in the same order, on one thread: the cores belong to the replica."""
+    """Returns the batches of the steps in a fixed order, on one thread: the cores belong to the replica."""
 
     def fetch(step: tf.Tensor) -> tuple[tf.Tensor, Batch, Nest]:
         batch = Batch(*examples.fetch(indices(step), arrays))
@@ -248,11 +248,11 @@ def _stream(
     stop: int,
     derive: Derive = nothing,
 ) -> tf.data.Dataset:
-    """The same of a stream, read by Python.
+    """Returns the batches of a stream, read by Python.
 
     Args:
         open_arrays: from the keyword `start`.
-        batch: examples in each, if it is always the same.
+        batch: examples in each, if constant.
     """
     specs = [tf.TensorSpec([batch, *one.shape], one.dtype) for _, one in leaves_of(stream.spec)]
 

@@ -1,4 +1,4 @@
-"""Reads a `keras.utils.PyDataset`: its batches depend on (seed, epoch) alone, however often and in whatever order."""
+"""Reads a `keras.utils.PyDataset`: its batches depend only on (seed, epoch), not on the order of reads."""
 
 import contextlib
 import copy
@@ -24,12 +24,12 @@ def is_py_dataset(source: Any) -> bool:
 
 
 def has_end(source: Any) -> bool:
-    """Whether the number of batches is known, and no huge number that stands for none."""
+    """Whether the number of batches is known, and not a huge number that stands for infinity."""
     return source.num_batches is not None and source.num_batches <= BATCHES_AT_MOST
 
 
 def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    """The batches of each epoch, shuffled, shared out among the replicas."""
+    """Returns the batches of each epoch, shuffled and shared among the replicas."""
     epochs = _Epochs(source, seed)
 
     def batches(epoch: int) -> Iterator[Any]:
@@ -47,7 +47,7 @@ def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[Stream
 
 
 class _Epochs:
-    """A data set as `on_epoch_end` and `on_epoch_begin` leave it for each epoch.
+    """Copies of a data set for each epoch, changed by `on_epoch_end` and `on_epoch_begin`.
 
     They may shuffle in place, while another pass reads an epoch before: each epoch is a copy of the one before it.
     """
@@ -62,7 +62,7 @@ class _Epochs:
         self._lock = threading.Lock()
 
     def at(self, epoch: int) -> Any:
-        """The data set of an epoch, which is not changed any more."""
+        """Returns the data set of an epoch, which no longer changes."""
         if not self._changes:
             return self._source
         with self._lock:
@@ -82,7 +82,7 @@ class _Epochs:
 
 
 def _copied(source: Any) -> Any:
-    """A copy of a data set and of its attributes, but for large data and what has no copy, as an open file."""
+    """Copies a data set and its attributes, except large data and uncopyable objects such as open files."""
     one, memo = copy.copy(source), _large_arrays(source)
     for name, value in vars(source).items():
         with contextlib.suppress(Exception):  # of many types
@@ -91,6 +91,6 @@ def _copied(source: Any) -> Any:
 
 
 def _large_arrays(source: Any) -> dict[int, Any]:
-    """Arrays that are not copied, by id: mapped files, and data; an order, which is shuffled, has one axis."""
+    """Returns arrays that are not copied, by id: mapped files, and data; an order, which is shuffled, has one axis."""
     arrays = [one for one in vars(source).values() if isinstance(one, np.ndarray)]
     return {id(one): one for one in arrays if is_mapped(one) or (one.ndim > 1 and one.nbytes > SMALL_NBYTES)}

@@ -59,7 +59,7 @@ def _check_headers(path: Path, headers: list[bytes], first_bytes: bytes) -> None
 
 
 def masked_crc32c(rows: np.ndarray) -> np.ndarray:
-    """The checksum of each row of bytes: [N, B] of uint8 -> [N] of uint32."""
+    """Returns the checksum of each row of bytes: [N, B] of uint8 -> [N] of uint32."""
     table, crc = _crc32c_table(), np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in rows.T:
         crc = table[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
@@ -76,7 +76,7 @@ def _crc32c_table() -> np.ndarray:
 
 
 def read_in_order(path: Path) -> Iterator[bytes]:
-    """Every record of a file, its checksum verified."""
+    """Yields every record of a file, verifying its checksum."""
     import tensorflow as tf
 
     number = 0
@@ -89,7 +89,7 @@ def read_in_order(path: Path) -> Iterator[bytes]:
 
 
 def _iterate(path: Path) -> Iterator[bytes]:
-    """TensorFlow's reader without its warning: the recommended tf.data would initialize devices before the server."""
+    """Yields from TensorFlow's reader without its warning: tf.data would initialize devices before the server."""
     import tensorflow as tf
 
     logger = tf.get_logger()
@@ -104,7 +104,7 @@ def _iterate(path: Path) -> Iterator[bytes]:
 def read_at(
     paths: list[Path], files: np.ndarray, offsets: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records at [B] places, and their names for messages, both [B] of bytes."""
+    """Returns the records at [B] places, and their names for messages, both [B] of bytes."""
     records, names = np.empty(len(files), object), np.empty(len(files), object)
     for row, (file, offset, length) in enumerate(zip(files.tolist(), offsets.tolist(), lengths.tolist(), strict=True)):
         opened = _open(paths[file])  # a reference, because another reader may evict it from the cache

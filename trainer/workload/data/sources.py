@@ -53,7 +53,7 @@ KINDS = (
 
 
 def open_parts(opened: Any, source: str, *, seed: int, must_end: bool = True) -> DataSet:
-    """What a user's function returned, as a data set.
+    """Turns the value that a user's function returned into a data set.
 
     Args:
         opened: {"train": SOURCE, "evaluate": SOURCE}, and, if needed, "classes"; returned.py lists other forms.
@@ -96,7 +96,7 @@ def _known_sizes(spec: Batch) -> int:
 
 
 def is_arrays(source: Any) -> bool:
-    """Whether it is (x, y[, weights]) with nests of arrays."""
+    """Whether a value is (x, y[, weights]) with nests of arrays."""
     if not isinstance(source, tuple | list) or not 1 <= len(source) <= len(Batch._fields):
         return False
     return not any(is_dataset(one) for one in source)
@@ -198,7 +198,7 @@ def _open_random_access(source: Any, name: str, seed: int) -> Opened:
 
 
 def _items(source: Any, indices: list[int]) -> Iterable[Any]:
-    """The examples with these indices; some objects read several faster than one by one."""
+    """Returns the examples with these indices; some objects read several faster than one by one."""
     if hasattr(source, "__getitems__"):
         return source.__getitems__(indices)
     return (source[index] for index in indices)
@@ -217,7 +217,7 @@ def _stacked(items: list[Batch], name: str) -> Batch:
 
 
 def _count_of_classes(given: Any, source: str) -> int | None:
-    """A whole number, of numpy too."""
+    """Returns the number of classes, a whole number, also of numpy."""
     try:
         count = None if given is None else operator.index(given)
     except TypeError:

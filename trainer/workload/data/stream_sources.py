@@ -36,7 +36,7 @@ def open_stream(
     """Reads a stream's first batch.
 
     Args:
-        known: the specs of TensorFlow, where there are any: they have None for sizes that differ between batches.
+        known: the specs of TensorFlow, if there are any: they have None for sizes that differ between batches.
         is_divided: as in `Stream`.
     """
     with users_code(name):
@@ -119,7 +119,7 @@ def batches_of_dataset(source: Any, name: str, seed: int) -> Callable[[StreamCon
 
 
 class _Iterators:
-    """Begins the passes over a dataset; what its Python code draws depends on the seed, epoch and position alone."""
+    """Begins passes over a dataset; draws of its Python code depend only on the seed, epoch and position."""
 
     def __init__(self, source: tf.data.Dataset, seed: int) -> None:
         self._given, self._seed = source, seed
@@ -143,9 +143,9 @@ class _Iterators:
 
 
 def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:
-    """Makes passes over a source; one that has only read the beginning of an epoch is continued by the next over it.
+    """Makes passes over a source; a pass that read only the beginning of an epoch is continued by the next one.
 
-    So nothing is lost of a source that can be read only once.
+    So no example is lost of a source that can be read only once.
 
     Args:
         begin: makes the iterator of an epoch.

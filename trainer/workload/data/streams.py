@@ -1,4 +1,4 @@
-"""Reads streams: batches whose order is that of the user's pipeline, so a restart reads again what came before."""
+"""Reads streams: batches in the order of the user's pipeline, so a restart reads the earlier ones again."""
 
 import itertools
 import logging
@@ -27,7 +27,7 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]  # and types, of the arrays of 
 def training_arrays(
     stream: Stream, *, seed: int, replica: int, replicas: int, batch: int, start: int
 ) -> Iterator[Arrays]:
-    """The batches of one replica from number `start` on, epoch after epoch, each of `batch` examples.
+    """Yields the batches of one replica from number `start` on, epoch after epoch, each of `batch` examples.
 
     Raises:
         DataError: if an epoch has no such batch, or a batch does not look like the others.
@@ -64,7 +64,7 @@ def training_arrays(
 
 
 def evaluation_arrays(stream: Stream, *, batch: int) -> Iterator[Arrays]:
-    """All examples, once.
+    """Yields all examples, once.
 
     Raises:
         DataError: if there are none.
@@ -131,7 +131,7 @@ def _describe(spec: Batch) -> str:
 
 
 def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
-    """The batches that a pipeline gave: (x, y[, weights]), or x alone; empty ones are left out."""
+    """Yields the batches of a pipeline, (x, y[, weights]) or x alone, leaving out empty ones."""
     empty = 0
     for one in given:
         batch = split(one).map(lambda value: value.numpy() if hasattr(value, "numpy") else value)
@@ -153,7 +153,7 @@ def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
 
 
 def split(given: Any) -> Batch:
-    """The fields of one example or of a batch."""
+    """Returns the fields of one example or of a batch."""
     is_fields = isinstance(given, tuple | list) and 1 <= len(given) <= len(Batch._fields)
     return Batch(*given) if is_fields else Batch(given)
 

@@ -19,7 +19,7 @@ def synthetic(
     shape: Sequence[int] = (28, 28, 1),
     classes: int = 10,
 ) -> DataSet:
-    """Features uniform in [-1, 1]; the label is the largest of `classes` random linear functions of them (the teacher).
+    """Makes features uniform in [-1, 1]; the label is the largest of `classes` random linear functions (the teacher).
 
     The same seed gives the same bits with every numpy and on every machine: raw generator output, and exact sums.
     """
@@ -46,7 +46,7 @@ def _odd_numbers(seed: int, stream: int, count: int) -> np.ndarray:
 
 
 def _examples(values: np.ndarray, teacher: np.ndarray, shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Features [N, *shape] and labels [N] of odd numbers [N, D] and a teacher [D, classes]."""
+    """Returns features [N, *shape] and labels [N] from odd numbers [N, D] and a teacher [D, classes]."""
     # float64 holds these sums of products exactly, so no order of summing and no BLAS can change a label.
     weights = teacher.astype(np.float64)
     blocks = (values[row : row + ROWS].astype(np.float64) for row in range(0, len(values), ROWS))

@@ -24,7 +24,7 @@ Table = dict[str, np.ndarray]  # columns [N, ...] by name
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of a table are."""
+    """The roles of a table's columns."""
 
     label: str | Sequence[str] | None  # several: a dict of labels
     weight: str | None
@@ -44,7 +44,7 @@ Read = Callable[[list[Path], set[str]], list[Table]]
 
 
 def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Roles, classes: int | None) -> DataSet:
-    """A data set of the files that match `path`.
+    """Makes a data set of the files that match `path`.
 
     Args:
         evaluate: pattern of other files, or the share of the examples that are evaluated on; None: 0.2.
@@ -87,7 +87,7 @@ def _joined(parts: list[Table], files: list[Path], dtypes: Mapping[str, str]) ->
 
 
 def _typed(column: np.ndarray, dtype: str | None, name: str, file: Path) -> np.ndarray:
-    """Returns a column as the type that was asked for; else floats as float32, which is what a model gets."""
+    """Returns a column as the requested type; otherwise floats become float32, as for a model."""
     if dtype is None:
         return native(column) if column.dtype.kind == "f" else column
     if dtype == "string":
@@ -101,7 +101,7 @@ def _typed(column: np.ndarray, dtype: str | None, name: str, file: Path) -> np.n
 
 
 def _is_exact(column: np.ndarray) -> bool:
-    """Whether int64 holds the numbers as their file has them; text of a float from 2**53 on may have been rounded."""
+    """Whether int64 holds the numbers of the file exactly; floats from 2**53 on may have been rounded."""
     if column.dtype.kind == "f":
         return bool(((column % 1 == 0) & (np.abs(column) < 2**53)).all())
     return bool((column <= np.iinfo(np.int64).max).all())
@@ -116,7 +116,7 @@ def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
 def _batch(
     table: Table, roles: Roles, source: str, to_train: np.ndarray | slice
 ) -> tuple[tuple[Nest, Nest, Nest], dict[str, Numbering]]:
-    """Features, labels and weights; and how features that are ids are numbered."""
+    """Returns features, labels and weights, and the numbering of features that are ids."""
     given = [*roles.labels, *([roles.weight] if roles.weight else [])]
     names = list(roles.columns) if roles.columns is not None else [name for name in table if name not in given]
     for name in (*given, *names, *roles.dtypes, *roles.ids):
@@ -143,7 +143,7 @@ def _batch(
 def _features(
     table: Table, names: Sequence[str], roles: Roles, source: str, to_train: np.ndarray | slice
 ) -> tuple[Table, dict[str, Numbering]]:
-    """These columns, some of them as ids, and how these are numbered."""
+    """Returns these columns, some of them as ids, and their numbering."""
     columns, numberings = {}, {}
     for name in names:
         if (rule := roles.ids.get(name)) is None:
@@ -170,14 +170,14 @@ def _matrix(columns: Table, source: str) -> np.ndarray:
 
 
 def _class_names(table: Table, roles: Roles) -> tuple[str, ...]:
-    """Those of the one label, if it is text."""
+    """Returns the class names of a single text label."""
     if not isinstance(roles.label, str) or not is_text(table[roles.label]):
         return ()
     return tuple(np.unique(table[roles.label].astype(str)).tolist())
 
 
 def _label(column: np.ndarray, name: str) -> np.ndarray:
-    """Classes, of texts by their order in the alphabet, or targets."""
+    """Returns classes (texts in alphabetical order), or targets."""
     if is_text(column):
         _, numbers = np.unique(column.astype(str), return_inverse=True)
         return numbers.astype(np.int64)
@@ -185,10 +185,10 @@ def _label(column: np.ndarray, name: str) -> np.ndarray:
 
 
 def _complete(column: np.ndarray, name: str, missing: float | None) -> np.ndarray:
-    """The column with a number in place of the missing ones.
+    """Returns the column with missing numbers replaced.
 
     Raises:
-        DataError: if there are some, and no number is given.
+        DataError: if numbers are missing and `missing` is None.
     """
     absent = np.isnan(column) if column.dtype.kind == "f" else np.zeros(0, bool)
     if not absent.any():

@@ -24,7 +24,7 @@ def tfds(
     evaluate: str = "test",
     classes: int | None = None,
 ) -> DataSet:
-    """A prepared data set, of array_record or of TFRecord files; examples are read one by one, at any index.
+    """Reads a prepared data set of array_record or TFRecord files, one example at a time, at any index.
 
     Args:
         path: the folder with its version, e.g. ~/tensorflow_datasets/mnist/3.0.1.

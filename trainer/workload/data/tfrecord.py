@@ -57,7 +57,7 @@ def tfrecord(
     train_examples: int | None = None,
     evaluate_examples: int | None = None,
 ) -> DataSet:
-    """Records of a feature and an int64 label.
+    """Reads records of a feature and an int64 label.
 
     Args:
         train: glob of the files to train on.
@@ -85,7 +85,7 @@ def tfrecord(
 
 
 def _named(features: Mapping[str, Mapping[str, Any]]) -> dict[str, ArraySpec]:
-    """What `features` says."""
+    """Returns the specs of `features`."""
     named = {}
     for key, given in features.items():
         if not isinstance(given, Mapping) or not set(given) <= {"dtype", "shape"} or given.get("dtype") not in KINDS:
@@ -142,7 +142,7 @@ def _check_records(path: Path, layout: Format, *, every: bool) -> None:
 
 
 def _find_problem(record: bytes, layout: Format) -> str | None:
-    """The problem of a record and its remedy; None if there is none."""
+    """Returns the problem of a record and its remedy; None if there is none."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 

@@ -1,4 +1,4 @@
-"""The models a config can name; each is a plain function from shapes and options to a Keras model that gives logits."""
+"""The built-in models; each is a plain function from shapes and options to a Keras model that returns logits."""
 
 from collections.abc import Callable
 from typing import Any

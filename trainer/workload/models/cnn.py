@@ -19,7 +19,7 @@ def cnn(
     dropout: float = 0.0,
     l2: float = 0.0,
 ) -> keras.Model:
-    """Conv 3x3, relu - Flatten - Dense, relu - Dropout - Dense.
+    """Builds Conv 3x3, relu - Flatten - Dense, relu - Dropout - Dense.
 
     Args:
         input_shape: [height, width, channels] of one example.

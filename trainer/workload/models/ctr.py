@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def ctr(spec: Any, *, width: int = 16, hidden: Sequence[int] = (256, 128), normalize: bool = False) -> keras.Model:
-    """Embeddings of all ids beside the numbers - Dense, relu for each of `hidden` - Dense.
+    """Builds embeddings of all ids beside the numbers - Dense, relu for each of `hidden` - Dense.
 
     Args:
         spec: features {name: [n]}, numbers and ids: {numbers, ids} of `data=clicks` and `data=criteo`, or one for each

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def mlp(
     input_shape: tuple[int, ...], classes: int, *, depth: int = 2, width: int = 128, dropout: float = 0.0
 ) -> keras.Model:
-    """Flatten - depth x (Dense, relu - Dropout) - Dense.
+    """Builds Flatten - depth x (Dense, relu - Dropout) - Dense.
 
     Args:
         input_shape: [...] of one example; any shape.

@@ -13,7 +13,7 @@ STAGE_FILTERS = (16, 32, 64)
 
 
 def resnet20(input_shape: tuple[int, ...], classes: int, *, blocks: int = 3) -> keras.Model:
-    """ResNet for small images, section 4.2 of the paper: three stages of 16, 32 and 64 filters, BatchNorm throughout.
+    """Builds the ResNet for small images of section 4.2: three stages of 16, 32 and 64 filters, BatchNorm throughout.
 
     Shortcuts are the paper's option A, without parameters: every second pixel, and zeros for the new channels.
 
@@ -42,7 +42,7 @@ def resnet20(input_shape: tuple[int, ...], classes: int, *, blocks: int = 3) -> 
 
 
 def _residual_block(inputs: Any, filters: int, *, strides: int, name: str) -> Any:
-    """Two convolutions and the shortcut around them: [N, H, W, C] -> [N, H / strides, W / strides, filters]."""
+    """Adds two convolutions and the shortcut around them: [N, H, W, C] -> [N, H / strides, W / strides, filters]."""
     import keras
 
     x = _convolve(inputs, filters, strides=strides, name=name, number="1")
@@ -71,7 +71,7 @@ def _convolve(inputs: Any, filters: int, *, strides: int, name: str, number: str
 
 
 def _shortcut(inputs: Any, filters: int, *, strides: int, name: str) -> Any:
-    """Option A of the paper: [N, H, W, C] -> [N, H / strides, W / strides, filters], new channels zero."""
+    """Applies option A of the paper: [N, H, W, C] -> [N, H / strides, W / strides, filters], new channels zero."""
     import keras
 
     x = inputs
