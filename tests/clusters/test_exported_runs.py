@@ -65,15 +65,15 @@ def test_digits_are_served_from_bytes_and_every_checkpoint_can_be_exported(
         **{"x_test": images[:7] / np.float32(255), "y_test": labels[:7].astype(np.int64)},
     )
     other = offline.OtherData(DataConfig("npz", {"path": str(tmp_path / "new.npz")}), None)
-    outputs = list(offline.predict(directory, checkpoints.named(directory, "last"), other, 4))
+    outputs = list(offline.predict(directory, checkpoints.named(directory, "last"), offline.Selection(other, 4)))
     assert [len(one["probabilities"]) for one in outputs] == [4, 3]
     predicted = np.concatenate([one["probabilities"] for one in outputs])
     assert np.abs(predicted - np.array(answers["saved_model"]["probabilities"])[:7]).max() < 1e-5
-    assert offline.evaluate(directory, checkpoints.named(directory, "last"), other, None)[1] == 7
-    assert offline.evaluate(directory, checkpoints.named(directory, "last"), other, 2, steps=2)[1] == 4
+    assert offline.evaluate(directory, checkpoints.named(directory, "last"), offline.Selection(other))[1] == 7
+    assert offline.evaluate(directory, checkpoints.named(directory, "last"), offline.Selection(other, 2, 2))[1] == 4
     wrong = offline.OtherData(DataConfig("synthetic", {"shape": [4]}), None)
     with pytest.raises(DataError):
-        offline.evaluate(directory, checkpoints.named(directory, "10"), wrong, None)
+        offline.evaluate(directory, checkpoints.named(directory, "10"), offline.Selection(wrong))
 
     command = ["-m", "trainer", "export", f"run={run.directory}", "export.checkpoint=10", f"export.to={tmp_path}/at-10"]
     assert "at-10/saved_model\n" in python.run(*command, cwd=tmp_path).stdout

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.config.command_line import typed
-from trainer.config.schema import EvaluateConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.launch.ending import shown
@@ -72,10 +71,3 @@ def as_task(gpus: Sequence[int] = ()) -> Iterator[None]:
 def typed_keys() -> list[str]:
     """Returns the keys that were typed on the command line."""
     return [word.partition("=")[0].lstrip("+") for word in typed()]
-
-
-def typed_batches(section: EvaluateConfig) -> tuple[int | None, int | None]:
-    """Returns the size and the number of batches, each None unless it was typed."""
-    keys = typed_keys()
-    size = section.batch_size if "evaluate.batch_size" in keys else None
-    return size, section.steps if "evaluate.steps" in keys else None

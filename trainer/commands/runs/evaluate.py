@@ -20,7 +20,7 @@ OPTION = "data.options."
 IN_PARTS = ("csv", "parquet", "images", "criteo")  # data sets that evaluate on part of their files by default
 
 if TYPE_CHECKING:
-    from trainer.task.evaluator.offline import OtherData
+    from trainer.task.evaluator.offline import Selection, OtherData
 
 
 def run(config: RunConfig, checkpoint: str, directory: RunDirectory, *, as_json: bool) -> int:
@@ -36,15 +36,15 @@ def run(config: RunConfig, checkpoint: str, directory: RunDirectory, *, as_json:
     with progress.note(f"{shown(directory.path)}: evaluating step {source.step}"), checkpoints.as_task(gpus(directory)):
         from trainer.task.evaluator import offline
 
-        other = other_data(config, directory)
-        scores, examples = offline.evaluate(directory, source, other, *checkpoints.typed_batches(config.evaluate))
-    data = other.data.name if other else directory.read_config().data.name
+        examples = typed_examples(config, directory)
+        scores, number = offline.evaluate(directory, source, examples)
+    data = examples.other.data.name if examples.other else directory.read_config().data.name
     facts: dict[str, Any] = {"run": str(directory.path), "step": source.step, "checkpoint": str(source.path)}
-    facts |= {"data": data, "examples": examples} | {f"eval_{name}": value for name, value in scores.items()}
+    facts |= {"data": data, "examples": number} | {f"eval_{name}": value for name, value in scores.items()}
     if as_json:
         print_json(facts)
         return exit_codes.OK
-    print(f"{shown(source.path)}: {count(examples, 'example')} of {data}")
+    print(f"{shown(source.path)}: {count(number, 'example')} of {data}")
     print(f"{'evaluation':<{LABEL_COLUMNS}} {evaluations.describe(scores)}")
     return exit_codes.OK
 
@@ -52,6 +52,16 @@ def run(config: RunConfig, checkpoint: str, directory: RunDirectory, *, as_json:
 def gpus(directory: RunDirectory) -> tuple[int, ...]:
     """Returns the GPUs of the task that evaluates in the run."""
     return directory.read_plan().evaluating_task.gpus
+
+
+def typed_examples(config: RunConfig, directory: RunDirectory) -> Selection:
+    """Returns the data that was typed, and the size and the number of batches; each is None unless it was."""
+    from trainer.task.evaluator.offline import Selection
+
+    keys, section = checkpoints.typed_keys(), config.evaluate
+    size = section.batch_size if "evaluate.batch_size" in keys else None
+    steps = section.steps if "evaluate.steps" in keys else None
+    return Selection(other_data(config, directory), size, steps)
 
 
 def other_data(config: RunConfig, directory: RunDirectory) -> OtherData | None:

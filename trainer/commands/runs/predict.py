@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainer.commands.runs import checkpoints
-from trainer.commands.runs.evaluate import gpus, other_data
+from trainer.commands.runs.evaluate import gpus, typed_examples
 from trainer.commands.start import restart_as_task
 from trainer.config.output import print_json
 from trainer.config.schema import RunConfig
@@ -33,8 +33,7 @@ def run(config: RunConfig, options: ExportCommandConfig, directory: RunDirectory
         from trainer.storage import predictions
         from trainer.task.evaluator import offline
 
-        other = other_data(config, directory)
-        outputs = offline.predict(directory, source, other, *checkpoints.typed_batches(config.evaluate))
+        outputs = offline.predict(directory, source, typed_examples(config, directory))
         shapes = predictions.write(file, outputs)
     if as_json:
         print_json({"run": str(directory.path), "step": source.step, "file": str(file), "outputs": shapes})

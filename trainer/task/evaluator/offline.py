@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.config.schema import DataConfig, RunConfig
+from trainer.config.schema import DataConfig
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoint
@@ -31,48 +31,34 @@ class OtherData(NamedTuple):
     user: str | None  # the file that defines its function
 
 
-def evaluate(
-    directory: RunDirectory,
-    source: Checkpoint,
-    other: OtherData | None,
-    batch_size: int | None,
-    steps: int | None = None,
-) -> tuple[dict[str, float], int]:
-    """Computes the loss and the metrics of a checkpoint; returns them and the number of examples.
+class Selection(NamedTuple):
+    """The examples to compute a model for."""
 
-    Args:
-        other: data to evaluate on; None: the run's.
-        batch_size: examples in a batch; None: as in the run.
-        steps: batches after which it ends; None: as in the run, or all of other data.
+    other: OtherData | None = None  # None: of the run's data
+    batch_size: int | None = None  # examples in a batch; None: as in the run
+    steps: int | None = None  # batches after which it ends; None: as in the run, or all of other data
+
+
+def evaluate(directory: RunDirectory, source: Checkpoint, examples: Selection) -> tuple[dict[str, float], int]:
+    """Computes the loss and the metrics of a checkpoint; returns them and the number of examples.
 
     Raises:
         CheckpointError: if the checkpoint is damaged, or of another model.
         DataError: if the data cannot be evaluated on.
     """
-    opened = _Opened(directory, source, other, steps, needs_labels=True)
-    evaluator = Evaluator(opened.workload, batch_size=batch_size or opened.batch_size, **opened.options)
+    opened = _Opened(directory, source, examples, needs_labels=True)
+    evaluator = Evaluator(opened.workload, **opened.options)
     opened.connect(evaluator)
     with _data_errors():
         return evaluator.score(opened.snapshot), evaluator.examples
 
 
-def predict(
-    directory: RunDirectory,
-    source: Checkpoint,
-    other: OtherData | None,
-    batch_size: int | None,
-    steps: int | None = None,
-) -> Iterator[dict[str, np.ndarray]]:
+def predict(directory: RunDirectory, source: Checkpoint, examples: Selection) -> Iterator[dict[str, np.ndarray]]:
     """Yields the outputs of a checkpoint's model by name, batch by batch in the order of the data; see `evaluate`."""
-    opened = _Opened(directory, source, other, steps, needs_labels=False)
+    opened = _Opened(directory, source, examples, needs_labels=False)
     tracing.trace(opened.workload.objective, opened.spec)  # builds the loss, which decides what the outputs are
     names = opened.class_names
-    copy = ModelCopy(
-        opened.workload,
-        lambda objective: make_prediction(objective, names),
-        batch_size=batch_size or opened.batch_size,
-        **opened.options,
-    )
+    copy = ModelCopy(opened.workload, lambda objective: make_prediction(objective, names), **opened.options)
     opened.connect(copy)
     with _data_errors():
         for outputs, _ in copy.results(opened.snapshot):
@@ -91,15 +77,7 @@ def _data_errors() -> Iterator[None]:
 class _Opened:
     """A run's model with the values of a checkpoint, and the data to compute it for."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        source: Checkpoint,
-        other: OtherData | None,
-        steps: int | None,
-        *,
-        needs_labels: bool,
-    ) -> None:
+    def __init__(self, directory: RunDirectory, source: Checkpoint, examples: Selection, *, needs_labels: bool) -> None:
         config, plan = directory.read_config(), directory.read_plan()
         if config.device.deterministic:
             tf.config.experimental.enable_op_determinism()
@@ -107,19 +85,19 @@ class _Opened:
         self._session_config = session_config(task, peers=[], fuses=can_fuse(config.train))
         # The first session decides the size of this process's thread pools.
         self._devices = tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config)
-        workload = open_workload(config, plan, directory.frozen, trains=other is None)
+        workload = open_workload(config, plan, directory.frozen, trains=examples.other is None)
         rows = FittingRows(plan, workload, precision=config.train.precision.value, seed=config.seed)
         rows.load(source)
         self.class_names, self.spec = workload.data.class_names, workload.data.spec
-        data = _opened_data(config, workload, other, steps, needs_labels=needs_labels)
+        data = _opened_data(workload, examples, config.seed, needs_labels=needs_labels)
         self.workload = workload._replace(data=data)
         self.snapshot = Snapshot.from_tensors(source.step, checkpoint.load(source))
-        self.batch_size = config.evaluate.batch_size
         has_gpu = bool(task.gpus and tf.config.list_physical_devices("GPU"))
         # Without those of the run its data may have no end.
-        steps = steps or (config.evaluate.steps if other is None else None)
+        steps = examples.steps or (config.evaluate.steps if examples.other is None else None)
         self.options: dict[str, Any] = {
             "tables": rows.tables,
+            "batch_size": examples.batch_size or config.evaluate.batch_size,
             "steps": steps,
             "device": "/gpu:0" if has_gpu else "/cpu:0",
         }
@@ -129,20 +107,18 @@ class _Opened:
         copy.connect("", self._session_config)
 
 
-def _opened_data(
-    config: RunConfig, workload: Workload, other: OtherData | None, steps: int | None, *, needs_labels: bool
-) -> DataSet:
+def _opened_data(workload: Workload, examples: Selection, seed: int, *, needs_labels: bool) -> DataSet:
     """Returns the data to run the model on.
 
     Raises:
         DataError: if its examples differ in structure from the run's, or their ids or classes in meaning.
     """
-    if other is None:
+    if (other := examples.other) is None:
         return workload.data
     source = f"data set {other.data.name}"
     try:
         data = open_data_set(
-            other.data.name, other.data.options, seed=config.seed, user_file=other.user, evaluate_steps=steps
+            other.data.name, other.data.options, seed=seed, user_file=other.user, evaluate_steps=examples.steps
         )
     except ValueError as error:
         raise DataError(f"{source}: {error}") from error
