@@ -49,11 +49,11 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, lon
     return "\n".join([*lines, *(f"{label:<{LABEL_COLUMNS}} {text}" for label, text in rows.items() if text)])
 
 
-def _describe_rows(tables: Mapping[str, int]) -> str:
+def _describe_rows(rows: Mapping[str, int]) -> str:
     """Describes the rows of growing tables."""
-    if len(tables) > NAMED_TABLES:
-        return f"{sum(tables.values()):,} in {len(tables)} tables that grow"
-    return ", ".join(f"{path} {count:,}" for path, count in tables.items())
+    if len(rows) > NAMED_TABLES:
+        return f"{sum(rows.values()):,} in {len(rows)} tables that grow"
+    return ", ".join(f"{path} {count:,}" for path, count in rows.items())
 
 
 def _describe_model(path: Path, summary: Mapping[str, Any]) -> str:

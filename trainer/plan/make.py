@@ -30,8 +30,6 @@ from trainer.plan.plan import Group, Plan, Task
 from trainer.plan.resolve import is_taken
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
-from trainer.plan.table_layout import TableLayout
-from trainer.plan.tables import blocks_of
 
 ANY_PORT = 0  # chosen when the tasks start
 
@@ -56,14 +54,6 @@ def make_plan(config: RunConfig, description: Description, machine: Machine, mod
     ]
     if problems:
         raise ConfigError(problems)
-    tables = TableLayout(
-        blocks_of(description.tables, 1 if strategy.is_one_process else len(hosts)),
-        tuple(config.optimizer.row_slots()),
-        len([task for task in tasks if task.job == "worker"]),
-        config.train.batch_size,
-    )
-    if faults := [*check_memory(tables, machine)]:
-        raise ConfigError(faults)
     placed = place(
         description.parameters,
         hosts,
@@ -77,7 +67,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine, mod
     replicas = averaged([task for task in tasks if task.job == "worker"], strategy)
     counted = is_counted(replicas, description)
     shards = tuple(replace(shard, unreached=description.unreached, is_counted=counted) for shard in placed)
-    return Plan(
+    plan = Plan(
         cluster=config.cluster.name,
         strategy=strategy.name,
         steps=config.train.steps,
@@ -112,6 +102,9 @@ def make_plan(config: RunConfig, description: Description, machine: Machine, mod
         epochs=config.train.epochs,
         fingerprint=description.fingerprint,
     )
+    if faults := [*check_memory(plan.table_layout, machine)]:
+        raise ConfigError(faults)
+    return plan
 
 
 def _hosts(cluster: ClusterConfig, strategy: Strategy) -> list[str]:

@@ -76,7 +76,7 @@ def export_run(
     model = None if are_large or grow else _whole_model(config, plan, workload.objective)
     objects = user_file.definitions(config.user) if config.user else {}
     files, not_whole = export(snapshot, model, folder, rows, formats=formats, objects=objects)
-    _assign(workload.model, snapshot)
+    _assign(workload.model, snapshot, {})
     tables = [_mapped(table, files[table.path], config.seed) for table in plan.tables]
     served, failures, _ = serving.write(workload.objective, workload.data, folder, formats, tables)
     if config.export.formats:
@@ -157,13 +157,13 @@ def export(
     return tables, (why_not,) if why_not else ()
 
 
-def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray] | None = None) -> None:
+def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray]) -> None:
     """Assigns all values of a snapshot to a model.
 
     Raises:
         ValueError: if a value belongs to none of the model's variables.
     """
-    values = _of_model(snapshot) | evaluated(snapshot) | dict(tables or {})
+    values = _of_model(snapshot) | evaluated(snapshot) | dict(tables)
     if strangers := values.keys() - Paths(model).named(model.variables):
         raise ValueError(f"the model has no variable {min(strangers)}: its function makes different layers each time")
     weights.assign(model, values)

@@ -71,12 +71,12 @@ def check_patterns(patterns: Sequence[SparsePattern], known: Sequence[str]) -> I
         yield Problem(key, "no-match", message, f"e.g. '{key}={f'[{near}]' if rows is None else f'{{{near}:{rows}}}'}'")
 
 
-def check_memory(tables: TableLayout, machine: Machine) -> Iterator[Problem]:
+def check_memory(layout: TableLayout, machine: Machine) -> Iterator[Problem]:
     """Yields a problem if the rows of sparse layers do not fit into the memory of this machine."""
-    if machine.memory_bytes is not None and tables.nbytes > machine.memory_bytes:
-        rows = sum(block.rows for block in tables.blocks)
+    if machine.memory_bytes is not None and layout.nbytes > machine.memory_bytes:
+        rows = sum(block.rows for block in layout.blocks)
         message = (
-            f"{rows:,} rows with their slots take {size(tables.nbytes)}, and this machine has "
+            f"{rows:,} rows with their slots take {size(layout.nbytes)}, and this machine has "
             f"{size(machine.memory_bytes)} of memory"
         )
         remedy = "use fewer or narrower rows, or an optimizer with fewer slots, e.g. sgd"
