@@ -20,7 +20,7 @@ OPTION = "data.options."
 IN_PARTS = ("csv", "parquet", "images", "criteo")  # data sets that evaluate on part of their files by default
 
 if TYPE_CHECKING:
-    from trainer.task.evaluator.offline import Selection, OtherData
+    from trainer.task.evaluator.offline import OtherData, Selection
 
 
 def run(config: RunConfig, checkpoint: str, directory: RunDirectory, *, as_json: bool) -> int:
