@@ -82,7 +82,7 @@ def test_ctrl_c_saves_and_a_killed_launcher_of_the_run_that_is_continued_leaves_
             69,
             "127.0.0.3 cannot be reached: ssh: no",
         ),
-        ('[ $1 = 127.0.0.3 ] && set -- $1 "false && $2"', 69, "127.0.0.3 cannot be reached: the command ended with 1"),
+        ('[ $1 = 127.0.0.3 ] && set -- $1 "false && $2"', 69, "127.0.0.3 cannot be reached: the command exited with"),
     ],
 )
 def test_a_host_that_cannot_serve_is_named_before_anything_starts(on_hosts, before, code, message):

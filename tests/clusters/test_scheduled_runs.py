@@ -147,7 +147,7 @@ def test_a_worker_that_is_evicted_leaves_alone_and_a_ps_after_a_save(start, unbr
     pods.signal(signal.SIGTERM, "worker:1")
     evicted = pods.current["worker:1"]
     assert evicted.wait() == 143
-    assert "leaving; the others" in evicted.output
+    assert "exiting; the others" in evicted.output
     assert [pods.current[task].process.poll() for task in ("ps:0", "worker:0")] == [None, None]
     pods.current["worker:1"] = pods.start("worker:1")
     pods.chief.wait_for_step(len(pods.chief.history()) + 20)

@@ -82,7 +82,7 @@ def test_the_rows_of_tables_that_grow_are_counted(directory):
 
     assert rows() == ""
     assert rows(a=1200, b=3) == "rows          a 1,200, b 3"
-    assert rows(a=1200, b=3, c=4, d=5) == "rows          1,212 in 4 tables that grow"
+    assert rows(a=1200, b=3, c=4, d=5) == "rows          1,212 in 4 growing tables"
 
 
 def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory, snapshot):

@@ -117,8 +117,8 @@ def threads_of(config: RunConfig, machine: Machine) -> set[int]:
 @pytest.mark.parametrize(
     ("overrides", "environ", "message"),
     [
-        ([], {"SLURM_STEP_NUM_TASKS": "5"}, "the step has 5 tasks, and cluster=2ps4w has 6\n    type srun -n6"),
-        (["cluster=local"], {}, "the step has 6 tasks, and cluster=local has 1\n    type srun -n1"),
+        ([], {"SLURM_STEP_NUM_TASKS": "5"}, "the step has 5 tasks, but cluster=2ps4w has 6\n    type srun -n6"),
+        (["cluster=local"], {}, "the step has 6 tasks, but cluster=local has 1\n    type srun -n1"),
         ([], {"SLURM_DISTRIBUTION": "arbitrary"}, "distributed by arbitrary.*\n    type srun --distribution=block"),
         (["+cluster.addresses.ps=[a:1,b:1]"], {}, "leave cluster.addresses and cluster.hosts out"),
     ],

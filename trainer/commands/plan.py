@@ -6,7 +6,7 @@ from trainer.faults import exit_codes
 from trainer.launch import planning, progress
 from trainer.launch.processes import isolation
 
-ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
+ISOLATED = "isolated: no other program can reach the network of the tasks"
 
 
 def run(config: RunConfig, write_to: str | None) -> int:

@@ -102,7 +102,7 @@ def line_of(path: Path, key: str) -> tuple[int, str] | None:
 
 def _compose(path: Path) -> yaml.Node | None:
     if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"has more than {MAX_BYTES // 1024} KiB; config files are small")
+        raise ValueError(f"has more than {MAX_BYTES // 1024} KiB, too large for a config file")
     text = path.read_text(encoding="utf-8")
     if text.startswith("\ufeff"):
         raise ValueError("starts with a byte order mark, which hides its first line from Hydra")

@@ -38,7 +38,7 @@ KINDS: dict[Kind, str] = {
     "failed": "an attempt that failed; the message has its error",
     "slow": "a warning: another setting is probably faster",
     "depends-on-parts": "a warning: the result depends on the number of parts of a batch",
-    "doubtful": "a warning: something works, and probably not as intended",
+    "doubtful": "a warning: something works, but probably not as intended",
 }
 
 

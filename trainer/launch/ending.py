@@ -52,7 +52,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, lon
 def _describe_rows(rows: Mapping[str, int]) -> str:
     """Describes the rows of growing tables."""
     if len(rows) > NAMED_TABLES:
-        return f"{sum(rows.values()):,} in {len(rows)} tables that grow"
+        return f"{sum(rows.values()):,} in {len(rows)} growing tables"
     return ", ".join(f"{path} {count:,}" for path, count in rows.items())
 
 

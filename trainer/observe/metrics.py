@@ -44,7 +44,7 @@ SERIES = (
     _Series("is_stopping", "trainer_stopping", "Whether this task was asked to stop."),
     _Series("first_step_at", "trainer_first_step_time_seconds", "Unix time of the first step of this process."),
     _Series("started_at", "process_start_time_seconds", "Unix time at which this process started."),
-    _Series("memory_bytes", "process_resident_memory_bytes", "Memory of this process that is in RAM."),
+    _Series("memory_bytes", "process_resident_memory_bytes", "Resident memory of this process."),
     _Series("cpu_secs", "process_cpu_seconds", "CPU time of this process.", True),
 )
 
@@ -128,7 +128,7 @@ class _Collector:
     def _contributions(self) -> Iterator[Metric]:
         stale = HistogramMetricFamily(
             "trainer_gradient_staleness_steps",
-            "Updates that the parameters had while an applied gradient of this worker was computed.",
+            "Updates applied while an applied gradient of this worker was computed.",
             labels=LABELS,
         )
         dropped = CounterMetricFamily(

@@ -126,7 +126,7 @@ def _check_step(cluster: ClusterConfig, environ: Mapping[str, str]) -> Iterator[
     count, wanted = int(environ["SLURM_STEP_NUM_TASKS"]), len(tasks_of(cluster))
     if count != wanted:
         other = f"cluster=1ps{count - 1}w, or another with {count} tasks"
-        message = f"the step has {count} tasks, and cluster={cluster.name} has {wanted}"
+        message = f"the step has {count} tasks, but cluster={cluster.name} has {wanted}"
         yield Problem(KEY, "mismatch", message, f"type srun -n{wanted}, or {other}")
     elif cluster.addresses or cluster.hosts:
         message = "a step says where its tasks listen"

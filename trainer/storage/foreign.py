@@ -30,7 +30,7 @@ def check(run: Path) -> None:
     taken = [name for name in (*FILES, *(f"{name}/" for name in FOLDERS)) if (run / name).exists()]
     if not taken or was_run(run):
         return
-    message = f"{run} is not a run directory, and has {some(taken, NAMED_AT_MOST)}, which a run would replace"
+    message = f"{run} is not a run directory, but has {some(taken, NAMED_AT_MOST)}, which a run would replace"
     remedy = f"choose another folder, e.g. {typed('run', str(run / 'run'))}"
     raise ConfigError([Problem("run", "taken", message, remedy)])
 

@@ -31,14 +31,14 @@ _log = logging.getLogger(__name__)
 def leave_unless_all_stop(chief: Task, stop: StopRequest) -> None:
     """Ends this worker soon, unless the chief was asked to stop as well, as when a whole job is ended."""
     deadline = time.monotonic() + CHIEF_SECS
-    _log.info("asked to stop; only this task leaves, unless worker:0 stops too")
+    _log.info("asked to stop; only this task exits, unless worker:0 stops too")
     while time.monotonic() < deadline:
         page = try_status(chief.control, READ_SECS)
         if page and (page.is_stopping or page.ended_early is not None):
             stop.stops_all = True  # where nobody waits for the others, each asks for itself
             return
         time.sleep(POLL_SECS)
-    _log.info("leaving; the others wait for this task's next attempt")
+    _log.info("exiting; the others wait for this task's next attempt")
     leave(exit_codes.TERMINATED)
 
 

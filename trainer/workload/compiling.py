@@ -175,7 +175,7 @@ def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
         return ()
     if not isinstance(spec.labels, ArraySpec):
         raise ValueError(
-            f"model.class_weight needs one array of labels, and the labels are {describe_nest(spec.labels)}; "
+            f"model.class_weight needs one array of labels, but the labels are {describe_nest(spec.labels)}; "
             "return weights with the data instead: (x, y, weights)"
         )
     are_counted = "int" in spec.labels.dtype or (spec.labels.shape[-1:] or (1,))[-1] != 1

@@ -80,7 +80,7 @@ def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...
         each = one.ids.shape[1:]
         if one.ids.shape.rank == 0 or not each.is_fully_defined():
             raise ValueError(
-                f"{one.path} is looked up with ids of the shape {one.ids.shape}; placement.sparse needs as many ids "
+                f"{one.path} is looked up with ids of the shape {one.ids.shape}; it needs equally many ids "
                 "for each example, e.g. padded ones with mask_zero=True"
             )
         counts[one.path] = counts.get(one.path, 0) + each.num_elements()
@@ -237,7 +237,7 @@ def _first_values(layer: keras.layers.Embedding) -> FirstValues:
         value = float(initializer.value)
     if value is None:
         raise ValueError(
-            f"layer {layer.path} has the initializer {type(initializer).__name__}; rows of a sparse layer begin "
+            f"layer {layer.path} has the initializer {type(initializer).__name__}; rows of a sparse layer start "
             'uniformly distributed ("uniform", keras.initializers.RandomUniform) or at a constant'
         )
     return FirstValues(value, value)

@@ -30,7 +30,7 @@ def check_readable(inputs: Sequence[str]) -> None:
         return
     closed = [path for path in inputs if not _is_open(Path(path))]
     if closed:
-        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, who runs what root starts"
+        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, which runs the tasks of root"
         remedy = f"type chmod -R o+rX {shell.joined(closed)}, or use another user"
         raise ConfigError([Problem("launch", "unreadable", message, remedy)])
 

@@ -83,7 +83,7 @@ class Connection:
             code = self._process.wait()
         self._stderr.seek(0)
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        how = f"the command ended with {code}" if code >= 0 else f"the command was ended by signal {-code}"
+        how = f"the command exited with code {code}" if code >= 0 else f"the command was ended by signal {-code}"
         return "; ".join(line.strip() for line in lines[-ERROR_LINES:]) or how
 
     def kill(self) -> None:

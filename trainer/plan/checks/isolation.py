@@ -11,7 +11,7 @@ from trainer.plan.devices import ON_HOSTS
 def why_not(config: RunConfig, mode: Mode) -> str:
     """Returns why the tasks must reach others, or others them; empty if an isolated network is enough."""
     if config.launch.name is Launch.docker or mode is Mode.render:
-        return "containers have a network of their own in any case"
+        return "containers always have their own network"
     if config.launch.name in ON_HOSTS:
         return "the tasks of several machines must reach each other"
     if config.job is not None:

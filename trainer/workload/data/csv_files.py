@@ -52,7 +52,7 @@ def csv(
         separator: of the values, e.g. "\\t".
     """
     if len(separator) != 1:
-        raise DataError(f"data.options.separator={separator!r}, it must be one character, e.g. ';'")
+        raise DataError(f"data.options.separator={separator!r} must be one character, e.g. ';'")
 
     def read(files: list[Path], texts: set[str]) -> list[Table]:
         return _read(files, texts, header=header, separator=separator)

@@ -43,7 +43,7 @@ def _with_channels(images: np.ndarray, shape: tuple[int, ...], source: str) -> n
         images = images[..., None]
     if images.shape[1:] != shape:
         raise DataError(
-            f"{source}: images are {list(images.shape[1:])}, they must be {list(shape)}; "
+            f"{source}: images are {list(images.shape[1:])}, but must be {list(shape)}; "
             "for other shapes type data=npz data.options.path=FILE"
         )
     return images

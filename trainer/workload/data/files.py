@@ -44,7 +44,7 @@ def check_folder(path: str | Path, *, option: str) -> Path:
     if not folder.exists():
         raise MissingInputError(f"{folder}: no such folder (looked in {Path.cwd()}); type {option}=/PATH/TO/FOLDER")
     if not folder.is_dir():
-        raise DataError(f"{folder}: is a file, {option} takes a folder; e.g. {option}={folder.parent}")
+        raise DataError(f"{folder}: is a file, but {option} takes a folder; e.g. {option}={folder.parent}")
     return folder
 
 

@@ -66,7 +66,7 @@ def _parts(opened: Any, folder: str, train: str, evaluate: str | float) -> dict[
     for option, name in (("train", train), *(() if has_fraction else (("evaluate", evaluate),))):
         if name not in splits:
             raise DataError(
-                f"{folder}: has no split {name!r}, it has {', '.join(splits)}; type data.options.{option}=NAME, or "
+                f"{folder}: has no split {name!r}, only {', '.join(splits)}; type data.options.{option}=NAME, or "
                 "data.options.evaluate=0.2 for a share of the split that is trained on"
             )
     if not has_fraction:

@@ -34,9 +34,7 @@ def check_rule(rule: object, option: str) -> None:
     """Raises DataError unless a value is a rule."""
     is_count = isinstance(rule, int) and not isinstance(rule, bool) and rule > 0
     if rule != VOCABULARY and not is_count:
-        raise DataError(
-            f"{option}={rule}, it must be {VOCABULARY}, or the number of ids to hash to; e.g. {option}=1000"
-        )
+        raise DataError(f"{option}={rule} must be {VOCABULARY}, or the number of ids to hash to; e.g. {option}=1000")
 
 
 def to_ids(

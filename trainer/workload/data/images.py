@@ -61,7 +61,7 @@ def images(
         other_paths, other_labels, other_names = _find(str(evaluate), "data.options.evaluate")
         if other_names != names:
             raise DataError(
-                f"{evaluate}: has the classes {_listed(other_names)}, {path} has {_listed(names)}; the folders in both "
+                f"{evaluate}: has classes {_listed(other_names)}, but {path} has {_listed(names)}; the folders in both "
                 "must have the same names"
             )
         parts = [(paths, labels), (other_paths, other_labels)]

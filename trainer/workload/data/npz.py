@@ -81,7 +81,7 @@ def _nests(names: Collection[str], read: Read, file: Path, how: str) -> list[Nes
         elif parts:
             nests.append({name.removeprefix(f"{key}/"): read(name) for name in parts})
         elif key in KEYS:
-            raise DataError(f"{file}: has no array {key}, it holds {sorted(names)[:20]}; {how}")
+            raise DataError(f"{file}: has no array {key}, only {sorted(names)[:20]}; {how}")
         else:
             nests.append(None)
     return nests

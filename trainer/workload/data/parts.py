@@ -16,7 +16,7 @@ def is_fraction(evaluate: object, option: str = "data.options.evaluate") -> bool
     if isinstance(evaluate, str):
         return False
     if not isinstance(evaluate, float | int) or isinstance(evaluate, bool) or not 0 < evaluate < 1:
-        raise DataError(f"{option}={evaluate}, a share of the examples lies between 0 and 1; e.g. {option}=0.2")
+        raise DataError(f"{option}={evaluate} is not a share between 0 and 1; e.g. {option}=0.2")
     return True
 
 
@@ -29,7 +29,7 @@ def divide(count: int, fraction: float, source: str) -> tuple[np.ndarray, np.nda
     evaluated = round(count * fraction)
     if not 0 < evaluated < count:
         raise DataError(
-            f"{source}: a share of {fraction:g} of {count} examples is {evaluated}; both parts need at least one, "
+            f"{source}: a share of {fraction:g} of {count} examples is {evaluated}; both parts need at least one: "
             "change data.options.evaluate"
         )
     order = np.argsort(_mixed(np.arange(count, dtype=np.uint64)), kind="stable")

@@ -40,7 +40,7 @@ def training_arrays(
                 small, left_out = small + 1, left_out + len(arrays[0])
                 if small == MANY:
                     raise DataError(
-                        f"{stream.source}: gives batches of {len(arrays[0])} examples, which are left out: replica "
+                        f"{stream.source}: yields batches of {len(arrays[0])} examples, which are left out: replica "
                         f"{replica} of {replicas} needs {batch}; make batches of context.batch examples"
                     )
                 continue
@@ -105,7 +105,7 @@ def check_like(batch: Batch, spec: Batch, source: str) -> None:
     pairs = zip(leaves_of(found), leaves_of(spec), strict=False)
     if len(leaves_of(found)) != len(leaves_of(spec)) or not all(_fits(one, other) for (_, one), (_, other) in pairs):
         raise DataError(
-            f"{source}: an example is {_describe(found)}, the first one is {_describe(spec)}; all must be the same: "
+            f"{source}: an example is {_describe(found)}, but the first is {_describe(spec)}; all must be the same: "
             "pad or cut what has different sizes"
         )
 

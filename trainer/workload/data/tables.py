@@ -55,7 +55,7 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
         raise DataError("data.options.matrix=true needs numbers, and ids are not; remove one of the two")
     for column, dtype in roles.dtypes.items():
         if dtype not in DTYPES:
-            raise DataError(f"data.options.dtypes.{column}={dtype}, it must be one of {', '.join(DTYPES)}")
+            raise DataError(f"data.options.dtypes.{column}={dtype} is not one of {', '.join(DTYPES)}")
     for column, rule in roles.ids.items():
         check_rule(rule, f"data.options.ids.{column}")
     files = find_files(path, option="data.options.path")
@@ -80,7 +80,7 @@ def _joined(parts: list[Table], files: list[Path], dtypes: Mapping[str, str]) ->
         if length == 0:
             raise DataError(f"{file}: has no rows; at least one is needed")
         if list(table) != list(parts[0]):
-            difference = f"has the columns {list(table)}, {files[0]} has {list(parts[0])}"
+            difference = f"has the columns {list(table)}, but {files[0]} has {list(parts[0])}"
             raise DataError(f"{file}: {difference}; all files need the same columns")
     columns = {name: np.concatenate([table[name] for table in parts]) for name in parts[0]}
     return {name: _typed(one, dtypes.get(name), name, files[0]) for name, one in columns.items()}, lengths

@@ -40,7 +40,7 @@ def tfds(
         builder = library.builder_from_directory(str(folder))
     except Exception as error:  # of many types
         raise DataError(
-            f"{folder}: is no prepared data set ({error}); give the folder with its version, e.g. "
+            f"{folder}: is not a prepared data set ({error}); give the folder with its version, e.g. "
             "data.options.path=~/tensorflow_datasets/mnist/3.0.1"
         ) from error
     features, supervised = builder.info.features, builder.info.supervised_keys
@@ -60,7 +60,7 @@ def _rows(builder: Any, split: str, option: str) -> Any:
         files = builder.info.splits[split].file_instructions
     except (KeyError, ValueError, AssertionError) as error:
         raise DataError(
-            f"{builder.data_dir}: has no split {split!r}, it has {', '.join(builder.info.splits)}; type "
+            f"{builder.data_dir}: has no split {split!r}, only {', '.join(builder.info.splits)}; type "
             f"'data.options.{option}=NAME', or a part, e.g. 'data.options.{option}=train[:90%]'"
         ) from error
     if builder.info.file_format.value == "tfrecord":

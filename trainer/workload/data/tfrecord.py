@@ -90,7 +90,7 @@ def _named(features: Mapping[str, Mapping[str, Any]]) -> dict[str, ArraySpec]:
     for key, given in features.items():
         if not isinstance(given, Mapping) or not set(given) <= {"dtype", "shape"} or given.get("dtype") not in KINDS:
             raise DataError(
-                f"data.options.features.{key}={given}, it must have a dtype, one of {', '.join(KINDS)}, and may have a "
+                f"data.options.features.{key}={given} must have a dtype, one of {', '.join(KINDS)}, and may have a "
                 f"shape; e.g. data.options.features.{key}={{dtype:float32,shape:[3]}}"
             )
         named[str(key)] = ArraySpec(tuple(given.get("shape", ())), given["dtype"])
@@ -104,14 +104,14 @@ def _check_options(layout: Format, compression: str) -> None:
             "unpack the files and type data.options.compression=none"
         )
     if layout.encoding not in ENCODINGS:
-        raise DataError(f"data.options.encoding={layout.encoding}, it must be one of {', '.join(ENCODINGS)}")
+        raise DataError(f"data.options.encoding={layout.encoding} is not one of {', '.join(ENCODINGS)}")
     if min((*layout.shape, layout.classes)) < 1:
         raise DataError(
             f"data.options.shape={list(layout.shape)}, data.options.classes={layout.classes}; sizes must be at least 1"
         )
     if layout.encoding == "png" and (len(layout.shape) != 3 or layout.shape[2] not in (1, 3, 4)):
         raise DataError(
-            f"data.options.shape={list(layout.shape)}, png images have [height, width, channels] and 1, 3 or 4 channels"
+            f"data.options.shape={list(layout.shape)}, but png needs [height, width, channels] and 1, 3 or 4 channels"
         )
 
 
@@ -158,7 +158,7 @@ def _find_problem(record: bytes, layout: Format) -> str | None:
             return f"has no feature {key!r}, only {sorted(features)}; type data.options.{option}={_e_g(option)}"
         actual = features[key].WhichOneof("kind")
         if actual != kind:
-            return f"feature {key!r} is {actual or 'empty'}, it must be {kind}; {_advice(option, actual)}"
+            return f"feature {key!r} is {actual or 'empty'}, but must be {kind}; {_advice(option, actual)}"
     return _find_bad_label(features, layout) or (
         next(filter(None, (_find_bad_named(key, features[key], one) for key, one in layout.features.items())), None)
         if layout.features
@@ -183,7 +183,7 @@ def _advice(option: str, actual: str | None) -> str:
 def _find_bad_label(features: Any, layout: Format) -> str | None:
     labels = list(features[layout.label].int64_list.value)
     if len(labels) != 1:
-        return f"feature {layout.label!r} has {len(labels)} values, it must have 1; {AGAIN}"
+        return f"feature {layout.label!r} has {len(labels)} values, but must have 1; {AGAIN}"
     if not 0 <= labels[0] < layout.classes:
         return f"label {labels[0]} is not in 0..{layout.classes - 1}; type data.options.classes=COUNT"
     return None
@@ -211,12 +211,12 @@ def _find_bad_value(feature: Any, layout: Format) -> str | None:
             return f"feature {layout.feature!r} holds NaN or infinity; remove the record, or replace the value"
         return None
     if len(feature.bytes_list.value) != 1:
-        return f"feature {layout.feature!r} has {len(feature.bytes_list.value)} values, it must have 1; {AGAIN}"
+        return f"feature {layout.feature!r} has {len(feature.bytes_list.value)} values, but must have 1; {AGAIN}"
     content = feature.bytes_list.value[0]
     if layout.encoding == "png":
         return _find_bad_png(content, layout)
     if len(content) != size:
-        return f"feature {layout.feature!r} has {len(content)} bytes, shape {list(layout.shape)} has {size}; {change}"
+        return f"feature {layout.feature!r} has {len(content)} bytes, but {list(layout.shape)} needs {size}; {change}"
     return None
 
 
