@@ -26,17 +26,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config import help_page, keys, user_file, yaml_files
+from trainer.config import help_page, hydra_internals, keys, user_file, yaml_files
 from trainer.config.cluster_size import parse_size
-from trainer.config.hydra_internals import (
-    ConfigLoaderImpl,
-    ConfigRepository,
-    FileConfigSource,
-    SourcesRegistry,
-    copy_less,
-    create_config_search_path,
-    yaml_loader,
-)
 from trainer.faults.problems import ConfigError, Problem
 
 ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OSError, RecursionError)
@@ -90,7 +81,7 @@ def loaded_once() -> Iterator[None]:
             _loaded.reset(token)
 
 
-class Repository(ConfigRepository):
+class Repository(hydra_internals.ConfigRepository):
     """Hydra's config repository, with the cache of `loaded_once`."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -103,7 +94,7 @@ class Repository(ConfigRepository):
         return copy.deepcopy(loaded[key])
 
 
-class CheckedFiles(FileConfigSource):
+class CheckedFiles(hydra_internals.FileConfigSource):
     """YAML files, checked before OmegaConf builds anything from them; paths with `..` are not found."""
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -122,7 +113,7 @@ class CheckedFiles(FileConfigSource):
 
     def _read(self, path: Path) -> ConfigResult:
         text = path.read_text(encoding="utf-8")
-        config = OmegaConf.create(yaml.load(text, Loader=yaml_loader()))
+        config = OmegaConf.create(yaml.load(text, Loader=hydra_internals.yaml_loader()))
         return ConfigResult(self.provider, self.full_path(), config, header=self._get_header_dict(text))
 
     def is_config(self, config_path: str) -> bool:
@@ -211,18 +202,18 @@ def register() -> None:
     Plugins.instance().register(Generated)
     Plugins.instance().register(GivenFiles)
     Plugins.instance().register(SourceOrder)
-    SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
-    copy_less()
+    hydra_internals.SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
+    hydra_internals.copy_less()
 
 
-def loader(line: CommandLine) -> ConfigLoaderImpl:
+def loader(line: CommandLine) -> hydra_internals.ConfigLoaderImpl:
     """Returns Hydra's loader, with the search path that `@hydra.main` would use."""
     register()
-    search_path = create_config_search_path(str(conf_dir()))
+    search_path = hydra_internals.create_config_search_path(str(conf_dir()))
     if line.config_dir is not None:
         anchor = SearchPathQuery(provider="schema", path=None)
         search_path.prepend("command-line", f"file://{os.path.abspath(line.config_dir)}", anchor)
-    loader = ConfigLoaderImpl(search_path)
+    loader = hydra_internals.ConfigLoaderImpl(search_path)
     loader.repository = Repository(search_path)
     return loader
 

@@ -23,21 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.config.command_line import typed
-from trainer.launch.messages import (
-    DescribeModel,
-    Event,
-    Exited,
-    Here,
-    Isolated,
-    IsolateTasks,
-    Request,
-    SignalTask,
-    Started,
-    StartTask,
-    Stay,
-    decode,
-    encode,
-)
+from trainer.launch import messages
 from trainer.launch.processes import describing, isolation
 from trainer.launch.processes.children import adopt_orphans, die_with_parent, ended_children, live_children
 from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
@@ -62,12 +48,12 @@ class _Nursery:
         self._children: dict[int, str] = {}  # name by pid
         self._config: tuple[Any, Any] = None, None  # the file that was read last, and its config
         self._plain: dict[int, subprocess.Popen[bytes]] = {}  # by pid, where tasks are not forked
-        self._actions: dict[type[Request], Callable[[Any], None]] = {
-            StartTask: self._start,
-            SignalTask: self._signal,
-            DescribeModel: self._describe,
-            IsolateTasks: lambda _: self._isolate(),
-            Stay: lambda _: self._report(Here()),
+        self._actions: dict[type[messages.Request], Callable[[Any], None]] = {
+            messages.StartTask: self._start,
+            messages.SignalTask: self._signal,
+            messages.DescribeModel: self._describe,
+            messages.IsolateTasks: lambda _: self._isolate(),
+            messages.Stay: lambda _: self._report(messages.Here()),
         }
         self._wakeup, writer = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -99,14 +85,14 @@ class _Nursery:
                     return
                 *lines, pending = (pending + received).split(b"\n")
                 for line in lines:
-                    request = decode(line)
+                    request = messages.decode(line)
                     self._actions[type(request)](request)
 
-    def _signal(self, request: SignalTask) -> None:
+    def _signal(self, request: messages.SignalTask) -> None:
         if request.pid in self._children:  # not reaped, so the pid is still the task's
             os.kill(request.pid, request.number)
 
-    def _start(self, request: StartTask) -> None:
+    def _start(self, request: messages.StartTask) -> None:
         self._has_started = True
         run, log, environment = request.run, request.log, request.environment
         job, _, index = request.name.partition(":")
@@ -130,7 +116,7 @@ class _Nursery:
                     "trainer.task", run, job, index, env=os.environ | environment, stdout=output, stderr=output
                 )
         self._children[pid] = request.name
-        self._report(Started(request.name, pid))
+        self._report(messages.Started(request.name, pid))
 
     def _read_config(self, run: str) -> Any:
         """Returns the config of a run, read once for all its tasks: reading takes longer than forking."""
@@ -145,7 +131,7 @@ class _Nursery:
         except Exception:  # the task tries again itself, and reports the error
             return None
 
-    def _describe(self, request: DescribeModel) -> None:
+    def _describe(self, request: messages.DescribeModel) -> None:
         def work() -> int:
             describing.answer(request, self._report)
             return 0
@@ -154,7 +140,7 @@ class _Nursery:
             pid = self._fork(work)
         else:
             control = self._control.fileno()
-            arguments = encode(request).decode(), str(control)
+            arguments = messages.encode(request).decode(), str(control)
             pid = self._spawn("trainer.launch.processes.describing", *arguments, pass_fds=[control])
         self._children[pid] = request.name
 
@@ -171,7 +157,7 @@ class _Nursery:
 
     def _isolate(self) -> None:
         isolation.enter()
-        self._report(Isolated(os.getpid()))
+        self._report(messages.Isolated(os.getpid()))
 
     def _fork(self, work: Callable[[], int]) -> int:
         """Runs `work` in a child, which exits with its result and never returns from here."""
@@ -198,7 +184,7 @@ class _Nursery:
             if pid in self._plain:
                 self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
             if (name := self._children.pop(pid, None)) is not None:
-                self._report(Exited(name, pid, code))
+                self._report(messages.Exited(name, pid, code))
         for pid in live_children() - self._children.keys():
             os.kill(pid, signal.SIGKILL)
 
@@ -212,8 +198,8 @@ class _Nursery:
             for pid, _ in ended_children():
                 self._children.pop(pid, None)
 
-    def _report(self, event: Event) -> None:
-        self._control.sendall(encode(event))
+    def _report(self, event: messages.Event) -> None:
+        self._control.sendall(messages.encode(event))
 
 
 def _prepare_child(nursery: int) -> None:

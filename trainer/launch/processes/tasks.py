@@ -16,21 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.faults import exit_codes
-from trainer.launch.messages import (
-    Described,
-    DescribeModel,
-    Describing,
-    Event,
-    Exited,
-    Isolated,
-    IsolateTasks,
-    Request,
-    SignalTask,
-    StartTask,
-    TaskEvent,
-    decode,
-    encode,
-)
+from trainer.launch import messages
 from trainer.launch.processes import warm
 from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.environment import MEMORY, for_tasks
@@ -111,15 +97,15 @@ class ProcessTasks:
         """
         self._questions += 1
         name = f"describe {self._questions}"  # an earlier child or its own processes may still report
-        self._request(DescribeModel(name, question))
+        self._request(messages.DescribeModel(name, question))
         while True:
             for event in self._receive(None):
                 match event:
-                    case Exited(of) if of == name:
+                    case messages.Exited(of) if of == name:
                         return self._failure(question, event.code)
-                    case Described(of) if of == name:
+                    case messages.Described(of) if of == name:
                         return event.answer
-                    case Describing(of) if of == name:
+                    case messages.Describing(of) if of == name:
                         waits(event.line, event.secs)
 
     def _failure(self, question: ModelProbe, code: int) -> ProbeResult:
@@ -145,7 +131,7 @@ class ProcessTasks:
     def isolate(self) -> None:
         """Starts later tasks in an isolated network; see `isolation`."""
         if not self._is_isolated:
-            self._request(IsolateTasks())
+            self._request(messages.IsolateTasks())
             self._is_isolated = True
 
     def isolated_pid(self) -> int:
@@ -156,27 +142,27 @@ class ProcessTasks:
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
         """Starts a task, e.g. "worker:3"; an event has its process id."""
-        self._request(StartTask(name, run, log, dict(environment)))
+        self._request(messages.StartTask(name, run, log, dict(environment)))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to a task, unless it has ended."""
-        self._request(SignalTask(pid, number))
+        self._request(messages.SignalTask(pid, number))
 
-    def events(self, timeout_secs: float) -> list[TaskEvent]:
+    def events(self, timeout_secs: float) -> list[messages.TaskEvent]:
         """Returns the events, waiting at most this long.
 
         Raises:
             RuntimeError: if the nursery has ended.
         """
-        return [event for event in self._receive(timeout_secs) if isinstance(event, TaskEvent)]
+        return [event for event in self._receive(timeout_secs) if isinstance(event, messages.TaskEvent)]
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: messages.Request) -> None:
         try:
-            self._control.sendall(encode(request))
+            self._control.sendall(messages.encode(request))
         except BrokenPipeError:
             raise self._ended() from None
 
-    def _receive(self, timeout_secs: float | None) -> list[Event]:
+    def _receive(self, timeout_secs: float | None) -> list[messages.Event]:
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         if not selector.select(timeout_secs):
@@ -188,9 +174,9 @@ class ProcessTasks:
         if not received:
             raise self._ended()
         *lines, self._pending = (self._pending + received).split(b"\n")
-        events: list[Event] = [decode(line) for line in lines]
+        events: list[messages.Event] = [messages.decode(line) for line in lines]
         for event in events:
-            if isinstance(event, Isolated):
+            if isinstance(event, messages.Isolated):
                 self._isolated_pid = event.pid
         return events
 
