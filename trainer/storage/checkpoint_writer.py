@@ -175,7 +175,8 @@ class Writer:
             OSError: if the previous save failed; this one is then not started.
         """
         self.wait()
-        self._in_flight = self._pool.submit(self._write, step, generation, facts, dict(tensors), on_error, rows)
+        write_now = partial(self._write_now, step, generation, facts, dict(tensors), rows=rows)
+        self._in_flight = self._pool.submit(_reporting, write_now, on_error)
 
     def poll(self) -> None:
         """Raises the error of the last save, if it has ended with one."""
@@ -195,21 +196,14 @@ class Writer:
         finally:
             self._pool.shutdown()
 
-    def _write(
-        self,
-        step: int,
-        generation: int,
-        facts: Facts,
-        tensors: Tensors,
-        on_error: OnError | None,
-        rows: ChangedRows | None,
-    ) -> None:
-        try:
-            self._write_now(step, generation, facts, tensors, rows=rows)
-        except OSError as error:
-            if on_error is None:
-                raise
-            on_error(error)
+
+def _reporting(write_now: Callable[[], Path], on_error: OnError | None) -> None:
+    try:
+        write_now()
+    except OSError as error:
+        if on_error is None:
+            raise
+        on_error(error)
 
 
 def _check_room(folder: Path, tensors: Tensors, rows_nbytes: int) -> None:
