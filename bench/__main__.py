@@ -113,7 +113,7 @@ class _Bench:
         print(self._results.last_line(), flush=True)
 
     def _get(self, name: str, twin: int, workload: str) -> Running:
-        """Returns a contestant that is warm and paused: it is there already, or is started."""
+        """Returns a warm and paused contestant, starting it if needed."""
         if (name, twin) not in self._running:
             running = self._running[name, twin] = self._start(name, workload)
             running.wait_for_first_step(self._options.start_secs)

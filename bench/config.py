@@ -22,7 +22,7 @@ from trainer.faults.problems import ConfigError, Problem
 
 @dataclass
 class BenchConfig:
-    """What is measured: this trainer and others, two at a time, which run in turn."""
+    """The settings of a benchmark: this trainer and others run in turn, two at a time."""
 
     workloads: list[str] = field(default_factory=list)  # of noop, cnn, mlp40, resnet20, resnet50, clicks; empty: all
     rows: list[str] = field(default_factory=list)  # patterns of comparisons, e.g. sync/*; empty: all

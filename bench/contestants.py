@@ -1,4 +1,4 @@
-"""Who is compared with whom, on what, and what is aimed at. Pure: commands are described here, not started."""
+"""Defines comparisons: contestants, workloads and targets. Pure: commands are described here, not started."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Contestant:
 
 
 def examples_of(contestant: Contestant, workload: str) -> int:
-    """Of one step."""
+    """Returns the examples of one step."""
     return contestant.examples * (CLICKS_TIMES if workload == CLICKS else 1)
 
 

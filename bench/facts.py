@@ -1,4 +1,4 @@
-"""What a reader must know of the machine to make sense of rates."""
+"""Describes the machine, which readers must know to interpret rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What share of a step waits for data: each shipped data set with its usual model, in one process on this machine.
+"""Measures the share of a step that waits for data, for each shipped data set with its usual model, in one process.
 
     python -m bench.input [--quick]
 
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 class WaitShare(NamedTuple):
-    """Of one case."""
+    """The waiting share of one case."""
 
     case: Case
     step_ms: float
@@ -50,7 +50,7 @@ class WaitShare(NamedTuple):
         return self.step_ms * statistics.median(self.waits)
 
     def for_data(self, least_ms: float) -> float:
-        """Share of a step.
+        """Returns the share of a step that waits for data.
 
         Args:
             least_ms: that a step waits where data costs nothing.
@@ -153,7 +153,7 @@ def page(where: str, shares: Sequence[WaitShare], left_out: Sequence[str]) -> st
 
 
 def write_npz(path: Path, count: int, shape: Sequence[int]) -> None:
-    """Random images, and labels of 10 classes."""
+    """Writes random images, and labels of 10 classes."""
     random = np.random.default_rng(0)
 
     def images(size: int) -> np.ndarray:
@@ -167,7 +167,7 @@ def write_npz(path: Path, count: int, shape: Sequence[int]) -> None:
 
 
 def write_records(train: Path, evaluate: Path, encoding: str) -> None:
-    """The shipped digits as TFRecord files."""
+    """Writes the shipped digits as TFRecord files."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
     import tensorflow as tf  # only here: it takes seconds

@@ -1,4 +1,4 @@
-"""What links of 1 Gbit/s and 100 Mbit/s make of a step, and what helps: every task in a network namespace of its own.
+"""Measures steps over links of 1 Gbit/s and 100 Mbit/s, with every task in its own network namespace.
 
     python -m bench.links [--quick]        as root
 
@@ -167,7 +167,7 @@ def least_ms(plan: Plan, link: str) -> float:
 
 
 def step_secs(tasks: Sequence[subprocess.Popen[bytes]], chief: str, logs: Path) -> float:
-    """Of a step of the chief's: the mean of some, from the begin of one to the begin of another."""
+    """Returns the mean seconds of the chief's steps, from the start of one to the start of another."""
     deadline = time.monotonic() + START_SECS
 
     def step() -> int:
@@ -202,7 +202,7 @@ def make_bridge() -> None:
 
 @contextmanager
 def cabled(address: str, link: str) -> Iterator[str]:
-    """A network with this address, at the end of a cable to the bridge that carries so much each way; its path."""
+    """Makes a network with this address, behind a link of this rate to the bridge; returns its path."""
     number = address.rpartition(".")[2]
     with running(["unshare", "--net", "sleep", "infinity"], subprocess.DEVNULL) as holder:
         mine = os.readlink("/proc/self/ns/net")
@@ -227,7 +227,7 @@ def cabled(address: str, link: str) -> Iterator[str]:
 
 @contextmanager
 def running(command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with this block, and with this process."""
+    """Runs a process that ends with this block, and with this process."""
     process = processes.start(command, stdout=output, stderr=output, start_new_session=True)
     try:
         yield process

@@ -1,4 +1,4 @@
-"""What a launcher costs with up to 1,000 tasks: processes that serve status pages over real sockets stand for them.
+"""Measures a launcher with up to 1,000 tasks, for which processes with status pages on real sockets stand in.
 
     python -m bench.many_tasks [--quick]
 
@@ -131,7 +131,7 @@ class StandInStarter(Starter):
         return time.monotonic()
 
     def signal(self, pid: int, number: int) -> None:
-        """Nobody is there."""
+        """Does nothing: there is no process."""
 
     def events(self, timeout_secs: float) -> list[TaskEvent]:
         self._has_events.wait(timeout_secs)
@@ -146,7 +146,7 @@ class StandInStarter(Starter):
 
 @contextmanager
 def stand_ins(plan: Plan) -> Iterator[dict[str, str]]:
-    """A process that serves the status page of every task, each at an address of its own."""
+    """Starts a process that serves the status page of every task, each at its own address."""
     ours, theirs = multiprocessing.Pipe()
     statuses = [TaskPage(task.job, task.index, "/run", "0" * 16) for task in plan.tasks]
     process = multiprocessing.Process(target=_serve, args=(theirs, statuses), daemon=True)

@@ -57,7 +57,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], path: P
 
 
 def _draw_panel(axes: Any, workload: str, titles: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """One workload; its rows at the places of their titles."""
+    """Draws one workload, with its rows at the positions of their titles."""
     axes.set_title(workload, fontweight="bold")
     for place in range(0, len(titles), 2):
         axes.axhspan(place - 0.5, place + 0.5, color="#f3f3f3", linewidth=0, zorder=0)
@@ -89,7 +89,7 @@ def _draw_row(axes: Any, place: int, row: Mapping[str, Any]) -> None:
 
 
 def _scale(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A logarithmic axis that holds every interval and target, and 1, with ticks that are read as ratios."""
+    """Sets a logarithmic axis with every interval and target, and 1, with ticks that read as ratios."""
     shown = [0.5, 2.0, *(row[end] for row in rows for end in ("low", "high"))]
     shown += [row["target"] for row in rows if row.get("target") is not None]
     low, high = min(shown) / MARGIN, max(shown) * MARGIN

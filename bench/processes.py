@@ -19,7 +19,7 @@ GONE_SECS = 20.0
 
 
 def parse_status_mib(text: str) -> float:
-    """Of /proc/PID/status: the most memory that was in RAM (VmHWM), MiB; 0 for a process that is ending."""
+    """Returns the peak resident memory (VmHWM) of /proc/PID/status, MiB; 0 for a process that is ending."""
     line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "VmHWM: 0 kB")
     return int(line.split()[1]) / 1024
 
@@ -32,7 +32,7 @@ def loopback(pid: int) -> tuple[int, int]:
 
 
 def without_warm_process(folder: Path) -> dict[str, str]:
-    """Environment of a command that starts its own nursery: a warm process's would not be among its descendants."""
+    """Returns the environment of a command with its own nursery: that of a warm process is not its descendant."""
     return {"XDG_RUNTIME_DIR": str(folder), "TRAINER_WARM_MINUTES": "0"}
 
 
@@ -45,7 +45,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def _deferred_signals() -> Iterator[None]:
-    """Around a fork Python calls functions of its own, and an exception there is ignored: a Ctrl-C would be lost."""
+    """Defers signals around a fork, where Python ignores exceptions of its own calls: a Ctrl-C would be lost."""
     came: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: came.append(number))
@@ -112,7 +112,7 @@ def is_alive(pid: int) -> bool:
 
 
 def cpu_secs(pid: int) -> float:
-    """CPU time so far, in user mode and in the kernel; 0 if the process has ended."""
+    """Returns the CPU time so far, in user mode and in the kernel; 0 if the process has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
         return times.user + times.system

@@ -1,4 +1,4 @@
-"""What was measured, as JSON and as a table."""
+"""Reports measurements as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Results:
 
 
 def summary(results: Results) -> list[str]:
-    """One line for each target that was missed."""
+    """Returns a line for each missed target."""
     page = results.to_json()
     missed = [row for row in page["rows"] if row.get("verdict") == "missed"]
     lines = [

@@ -86,7 +86,7 @@ class Running:
         self.first_step_secs = first_at - self.started_at
 
     def progress(self, task: str = "worker:0") -> tuple[int, float | None]:
-        """Global steps so far, and when the first was done (Unix time, seconds), as the chief knows them."""
+        """Returns the chief's global steps so far, and when the first was done (Unix time, seconds)."""
         if not self.contestant.is_ours:
             return counter.read(self._directory)
         page = self.page(task)
@@ -128,13 +128,13 @@ class Running:
         processes.thaw(self.pid)
 
     def names(self) -> dict[int, str]:
-        """Its processes, by pid: tasks by their names."""
+        """Returns names of its processes by pid; tasks have theirs."""
         pids = processes.tree(self.pid)
         tasks = self._tasks()
         return {pid: tasks.get(pid) or self._name(pid, alone=len(pids) == 1) for pid in pids}
 
     def cpu_secs(self) -> dict[str, float]:
-        """CPU time so far by process; those of one name together."""
+        """Returns the CPU time so far by process; those of one name are summed."""
         return _summed(self.names(), processes.cpu_secs)
 
     def peak_mib(self) -> dict[str, float]:
@@ -165,7 +165,7 @@ class Running:
 
 
 def _quiet(contestant: Contestant) -> dict[str, str]:
-    """Our tasks have their own environment; a peer's is left as it is, but for what would hang it or fill its log."""
+    """Returns the environment of a peer, changed only where it would hang the peer or fill its log."""
     return {} if contestant.is_ours else {name: QUIET[name] for name in ("TF_CPP_MIN_LOG_LEVEL", "grpc_proxy")}
 
 

@@ -1,4 +1,4 @@
-"""From the command to the first step, and from a task's death to the first step of its successor."""
+"""Measures the time from the command to the first step, and from a task's death to its successor's first step."""
 
 from __future__ import annotations
 

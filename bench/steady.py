@@ -29,7 +29,7 @@ class RunError(Exception):
 
 
 class Sample(NamedTuple):
-    """What a run did between two polls."""
+    """The progress of a run between two polls."""
 
     steps: int  # global steps
     secs: float
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
     @property
     def step_cpu_secs(self) -> float:
-        """Of all tasks, for one step."""
+        """Returns the CPU seconds of all tasks for one step."""
         return sum(self.cpu_secs.values()) / self.steps
 
 

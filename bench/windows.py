@@ -15,7 +15,7 @@ SETTLE_SECS = 0.3  # of a contestant that was just resumed, before it is looked 
 
 @dataclass(frozen=True)
 class Window:
-    """What one contestant did while it ran alone; per step, except for the rate."""
+    """The measurements of one contestant while it ran alone; per step, except the rate."""
 
     examples_per_sec: float
     cpu_ms: Mapping[str, float]  # by process

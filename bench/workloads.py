@@ -12,13 +12,13 @@ RESNET50_BLOCKS = ((64, 3), (128, 4), (256, 6), (512, 3))  # width and number of
 
 
 def noop(input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """Nothing to compute: the logits are one small parameter, the same for every example."""
+    """Builds a model with nothing to compute: the logits are one small parameter, the same for every example."""
     features = keras.Input(input_shape)
     return keras.Model(features, _Constant(classes, name="logits")(features), name="noop")
 
 
 def mlp40(input_shape: tuple[int, ...], classes: int, *, depth: int = 40, width: int = 128) -> keras.Model:
-    """Many small messages: 40 hidden dense layers, 82 parameters of together 2.6 MB.
+    """Builds a model with many small messages: 40 hidden dense layers, 82 parameters, 2.6 MB in total.
 
     Args:
         input_shape: [height, width, channels] of one example.
@@ -34,7 +34,7 @@ def mlp40(input_shape: tuple[int, ...], classes: int, *, depth: int = 40, width:
 
 
 def resnet50(input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    """Much to send and little to compute: the 161 trainable shapes of ResNet-50, 25.6 M parameters.
+    """Builds a model with much to send and little to compute: the 161 trainable shapes of ResNet-50, 25.6 M parameters.
 
     The convolutions themselves would take seconds a step on a CPU. Each parameter enters the logits by the sum of its
     squares instead, so that every gradient exists, in its shape, and depends on the batch.
@@ -45,7 +45,7 @@ def resnet50(input_shape: tuple[int, ...], classes: int) -> keras.Model:
 
 
 def resnet50_shapes(classes: int = 1000) -> dict[str, tuple[int, ...]]:
-    """Trainable parameters of He et al. 2015 (arXiv:1512.03385), table 1: 53 convolutions, as many BatchNorms, a dense.
+    """Returns the parameters of He et al. 2015 (arXiv:1512.03385), table 1: 53 convolutions, 53 BatchNorms, a dense.
 
     Returns:
         Shapes by name: [height, width, in, out] of kernels, [channels] of gamma and beta.

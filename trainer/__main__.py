@@ -31,7 +31,7 @@ def console() -> None:
 
 
 def _end_without_reader() -> NoReturn:
-    """Ends as other programs do whose output nobody reads any more: `trainer --help | head`."""
+    """Exits as other programs do when their output is no longer read: `trainer --help | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes there
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

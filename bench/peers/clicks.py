@@ -36,13 +36,13 @@ def tables(*, tuned: bool) -> list[tuple[int, int]]:
 
 
 def dense_shapes() -> list[tuple[int, ...]]:
-    """Of the kernels and biases, layer by layer."""
+    """Returns the shapes of kernels and biases, layer by layer."""
     sizes = (NUMBERS + FIELDS * CLICKS_WIDTH, *HIDDEN, 1)
     return [shape for a, b in itertools.pairwise(sizes) for shape in ((a, b), (b,))]
 
 
 def batches(*, batch: int, index: int = 0, workers: int = 1, tuned: bool) -> tf.data.Dataset:
-    """One worker's share of the examples, again and again, as `Batch`es."""
+    """Yields one worker's share of the examples, repeatedly, as `Batch`es."""
     options = {"rows": CLICKS_ROWS}
     numbers, ids, labels = _arrays(open_data_set("clicks", options, seed=SEED, user_file=None).train, index, workers)
     if not tuned:
@@ -70,7 +70,7 @@ def batches(*, batch: int, index: int = 0, workers: int = 1, tuned: bool) -> tf.
 
 
 def loss_of(dense: Sequence[Any], rows: Sequence[Any], batch: Batch, *, tuned: bool) -> Any:
-    """[] the mean over a batch.
+    """Returns the mean loss [] over a batch.
 
     Args:
         rows: looked up in each table: [B, width] for each field, or [n, width] of the one variable.
@@ -86,7 +86,7 @@ def loss_of(dense: Sequence[Any], rows: Sequence[Any], batch: Batch, *, tuned: b
 
 
 def ids_of(batch: Batch, *, tuned: bool) -> list[Any]:
-    """To be looked up in each table."""
+    """Returns the ids to look up in each table."""
     return [batch.ids] if tuned else [batch.ids[:, field] for field in range(FIELDS)]
 
 

@@ -60,5 +60,5 @@ def index_of(task: str) -> int:
 
 
 def threads(cores: int, workers: int) -> Mapping[str, int]:
-    """Of a tuned worker, as the trainer shares them out: intra for an operation, inter for operations side by side."""
+    """Returns the threads of a tuned worker, as the trainer divides them: intra for one operation, inter across."""
     return {"intra": max(1, cores // workers), "inter": 2}

@@ -47,7 +47,7 @@ def play(options: Any) -> NoReturn:
 
 
 def _allow_pauses() -> None:
-    """What the strategy would configure itself, with a heartbeat that outlasts the time that the bench freezes it."""
+    """Configures what the strategy would, with a heartbeat that outlasts the time that the bench freezes it."""
     from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
     from tensorflow.python.eager import context
 

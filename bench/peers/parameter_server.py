@@ -112,7 +112,7 @@ def _clicks(tf: Any, options: Any) -> Make:
     tuned = options.tuned
 
     def variable(shape: tuple[int, ...]) -> tuple[Any, Any]:
-        """With its accumulator; values are made on the ps, for the coordinator has no room for several copies."""
+        """Makes a variable and its accumulator on the ps, because the coordinator has no memory for several copies."""
         first = tf.Variable(lambda: tf.random.uniform(shape, -0.05, 0.05))
         return first, tf.Variable(lambda: tf.fill(shape, clicks.FIRST_ACCUMULATOR), trainable=False)
 
@@ -153,7 +153,7 @@ def _clicks(tf: Any, options: Any) -> Make:
 def _make_step(
     tf: Any, model: Any, trainable: Sequence[Any], rest: Sequence[Any], slots: Sequence[Sequence[Any]], step: Any
 ) -> Callable[[Any, Any], None]:
-    """One worker's step: pull the variables, compute, have the ps update them."""
+    """Makes one worker's step: pull the variables, compute, make the ps update them."""
     from bench.peers.workload import loss_of
 
     def train(features: Any, labels: Any) -> None:

@@ -144,7 +144,7 @@ def _step(tf: Any, model: Any, first: Any, batch: Any, global_step: Any) -> tupl
 
 
 def _variable(v1: Any, variable: Any, first: Any) -> Any:
-    """A variable of the graph, of the same shape; drawn with the same mean and spread, for constants would fill it."""
+    """Makes a variable of the same shape, drawn with the same mean and spread, as constants would fill the graph."""
     value = first[variable.path]
     initializer = v1.random_normal_initializer(value.mean(), value.std(), seed=0)
     return v1.get_variable(

@@ -23,7 +23,7 @@ def open_workload(name: str) -> tuple[keras.Model, DataSet]:
 
 
 def dataset(data: DataSet, *, batch: int, index: int = 0, workers: int = 1, tuned: bool = False) -> tf.data.Dataset:
-    """One worker's share of the examples, shuffled, again and again: features [B, ...] in 0..1, labels [B].
+    """Returns one worker's share of the examples, shuffled and repeated: features [B, ...] in 0..1, labels [B].
 
     Args:
         batch: examples of one worker.
@@ -47,5 +47,5 @@ def _scaled(features: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 
 
 def loss_of(labels: tf.Tensor, logits: tf.Tensor) -> Any:
-    """[] the mean over a batch."""
+    """Returns the mean loss [] over a batch."""
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))

@@ -28,7 +28,7 @@ NOT_SUGGESTED = ("--experimental-rerun", "--shell-completion")
 
 @dataclass(frozen=True)
 class Arguments:
-    """What was typed, by kind."""
+    """The words of a command line, by kind."""
 
     overrides: tuple[str, ...]
     flags: tuple[str, ...]  # of Hydra, with their values

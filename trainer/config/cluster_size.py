@@ -9,7 +9,7 @@ SIZE = re.compile(r"(?:([1-9]\d{0,3})ps)?([1-9]\d{0,3})w(?:([1-9]\d{0,3})e)?", r
 
 @dataclass(frozen=True)
 class ClusterSize:
-    """How many tasks each job has."""
+    """The number of tasks of each job."""
 
     ps: int
     worker: int

@@ -83,7 +83,7 @@ class OptimizerName(Enum):
 
 
 class RowRule(Enum):
-    """How rows of sparse layers are updated: as other parameters, or by a rule of their own."""
+    """How rows of sparse layers are updated: as other parameters, or by a separate rule."""
 
     same = "same"
     sgd = "sgd"
@@ -137,16 +137,16 @@ class PlacementName(Enum):
 
 
 class Isolate(Enum):
-    """Whether the tasks of a run on this machine get a network of their own, which no other program reaches."""
+    """Whether the tasks of a run on this machine get an isolated network, which no other program can reach."""
 
-    auto = "auto"  # if the system allows it, and neither cluster.addresses nor code of user= may need another network
+    auto = "auto"  # if the system allows it, unless cluster.addresses or code of user= may need another network
     always = "always"  # or the run does not start
     never = "never"  # anyone who can reach this machine can reach the tasks
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """How many tasks each job has, and where they listen."""
+    """The number of tasks of each job, and their addresses."""
 
     name: str = "local"  # as typed: 2ps4w, 4w, local, ...
     ps: int = field(default=0, metadata=limits(at_least=0))  # parameter servers
@@ -334,7 +334,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What a task may use on its machine. Mappings are by job (`worker`) or task (`worker:0`)."""
+    """The resources of a task on its machine. Mappings are by job (`worker`) or task (`worker:0`)."""
 
     gpus: dict[str, list[int]] = by_task()  # visible GPUs, by index on the host; default: none
     memory_fraction: dict[str, float] = by_task()  # share of each visible GPU, in (0, 1]
@@ -459,7 +459,7 @@ class TimeoutsConfig:
 
 @dataclass(frozen=True)
 class RestartConfig:
-    """How often and how soon a failed task is restarted."""
+    """Limits and delays of restarts of failed tasks."""
 
     max: int = field(default=3, metadata=limits(at_least=0))  # restarts of each task within window_secs
     max_of: dict[str, int] = by_task()  # the same by job (`ps`) or task (`worker:1`)
@@ -512,7 +512,7 @@ class SecurityConfig:
 
 @dataclass(frozen=True)
 class PrometheusConfig:
-    """Where the launcher answers /metrics for the whole run, for Prometheus."""
+    """The endpoint /metrics for the whole run, which the launcher serves to Prometheus."""
 
     # 0: a free port; default: no endpoint
     port: int | None = field(default=None, metadata=limits(at_least=0, below=65536))
@@ -529,7 +529,7 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class RunKeys:
-    """The keys that say what a run is; each command has others of its own, see `typed.py`."""
+    """The keys that say what a run is; commands have additional keys, see `typed.py`."""
 
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     name: str = "run"  # [a-z0-9-]{1,63}; prefix of the run directory's name

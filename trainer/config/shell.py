@@ -32,7 +32,7 @@ def quoted(value: str) -> str:
 
 
 def literal(value: str) -> str:
-    """Escapes `${` for OmegaConf, so that it is no reference; OmegaConf halves the backslashes before one."""
+    """Escapes `${` for OmegaConf, so that it is not a reference; OmegaConf halves the backslashes before one."""
     return re.sub(r"(\\*)\$\{", lambda match: rf"{2 * match[1]}\${{", value)
 
 

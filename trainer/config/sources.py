@@ -1,4 +1,4 @@
-"""Where Hydra finds config groups: YAML files, checked first; cluster sizes; functions of the user's file."""
+"""Provides Hydra's config groups: YAML files, checked first; cluster sizes; functions of the user's file."""
 
 import copy
 import os

@@ -85,7 +85,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class RunsConfig:
-    """What trainer runs lists."""
+    """The runs that trainer runs lists."""
 
     folder: str = "runs"  # folder whose runs are listed, including those one level below, as in sweeps
     state: RunState | None = None  # only runs in this state; default: all
@@ -97,7 +97,7 @@ class RunsConfig:
 
 @dataclass(frozen=True)
 class AttachConfig:
-    """What trainer attach reads."""
+    """The values that trainer attach reads."""
 
     # patterns of paths of parameters and state, e.g. ["dense*/kernel"], or of slots, "slots/*"; default: all but slots
     parameters: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class AttachConfig:
 
 @dataclass(frozen=True)
 class SweepConfig:
-    """What trainer sweep tries."""
+    """The search of trainer sweep."""
 
     # values by key: a list, or log(LOW, HIGH), linear(LOW, HIGH), integer(LOW, HIGH), from which values are drawn
     space: dict[str, Any] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class ExportCommandConfig(ExportConfig):
 
 @dataclass(frozen=True)
 class ReportCommandConfig(ReportConfig):
-    """What trainer report writes, and whether a run writes it at its end."""
+    """The report of trainer report, and whether a run writes one at its end."""
 
     # directories of other runs, whose curves are drawn in the same charts
     beside: list[str] = field(default_factory=list)

@@ -40,7 +40,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Failpoint:
-    """What a process does to itself, at which point and step."""
+    """An action of a process on itself, with its point and step."""
 
     name: str  # one of NAMES
     action: str  # kill, stop, raise or sleep=SECONDS

@@ -127,7 +127,7 @@ class Failure:
 
 @dataclass
 class RunOutcome:
-    """How a run ended."""
+    """The outcome of a run."""
 
     failed: Failure | None = None  # none: it did not fail in the end
     restarts: dict[str, int] = field(default_factory=dict)  # by task that they were needed for

@@ -143,7 +143,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def show(self, tasks: Sequence[TaskView]) -> None:
         for text in self._history.new() if self._history else []:
@@ -156,7 +156,7 @@ class Progress:
             self.say(line(tasks, self._course, stands))
 
     def finish(self, step: int) -> None:
-        """The run has made its last step; nothing to do for lines, because the result is printed next."""
+        """Marks the last step of the run; lines need nothing, because the result is printed next."""
 
     def _stands(self, tasks: Sequence[TaskView], now: float) -> Standing:
         return standing(tasks, self._course, elapsed_secs=now - self._began, rate=self._rate, now=now)

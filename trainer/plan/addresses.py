@@ -1,4 +1,4 @@
-"""Where tasks listen: addresses given in the config, or by a scheduler's `TF_CONFIG`. Pure: it opens no socket."""
+"""Parses and checks the addresses of tasks, from the config or a scheduler's `TF_CONFIG`. Pure: it opens no socket."""
 
 import ipaddress
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ USUAL_PORT = 2222  # the first one that tasks are given
 
 
 def split(address: str) -> tuple[str, int]:
-    """ "host:port" -> (host, port); an IPv6 host may stand in brackets.
+    """Splits "host:port" into (host, port); an IPv6 host may be in brackets.
 
     Raises:
         ValueError: if it is not of that form, or the port is not one that a task can listen on.

@@ -73,7 +73,7 @@ def vectors_of(strategy: Strategy, workers: int) -> int:
 
 
 def places(shards: Sequence[Shard], strategy: Strategy, workers: int) -> Iterator[tuple[Shard, int]]:
-    """Every place, as its shard and first byte; of a shard those of vectors go first, then one for each worker."""
+    """Yields every place as its shard and first byte: those of a shard's vectors first, then one per worker."""
     offset = 0
     for shard in shards:
         for _ in range(vectors_of(strategy, workers) + workers):
@@ -82,7 +82,7 @@ def places(shards: Sequence[Shard], strategy: Strategy, workers: int) -> Iterato
 
 
 def nbytes(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
-    """Of all places; those that are never written to take no memory."""
+    """Returns the bytes of all places; places that are never written take no memory."""
     *_, (last, offset) = places(shards, strategy, workers)
     return offset + last.nbytes
 

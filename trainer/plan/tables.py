@@ -197,7 +197,7 @@ class GrowingBlock(Block):
 
 
 def sparse_patterns(placement: PlacementConfig) -> tuple[SparsePattern, ...]:
-    """Returns the first that matches a layer counts."""
+    """Returns the patterns of sparse layers; the first that matches a layer counts."""
 
     def growing(pattern: str) -> Growing:
         return Growing(placement.min_count.get(pattern, 1), placement.max_age.get(pattern))

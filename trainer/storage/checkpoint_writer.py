@@ -190,7 +190,7 @@ class Writer:
             in_flight.result()
 
     def close(self) -> None:
-        """Like `wait`, and ends the thread."""
+        """Waits like `wait`, then ends the thread."""
         try:
             self.wait()
         finally:

@@ -112,7 +112,7 @@ def _serve(spec: TaskSpec, runtime: TaskRuntime, host: ShardHost, others: Sequen
 
 
 def _start_thread(name: str, work: Callable[[], None]) -> None:
-    """Runs `work` beside the main thread; its failure ends the task, because nobody joins it."""
+    """Runs `work` beside the main thread; its failure ends the task, because no thread joins it."""
 
     def run() -> None:
         try:

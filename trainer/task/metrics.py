@@ -12,7 +12,7 @@ v1 = tf.compat.v1
 
 
 class MetricResults:
-    """A small graph and a session of its own: metrics are computed between steps, on one thread of the CPU."""
+    """Computes metrics between steps, in a small separate graph and session, on one thread of the CPU."""
 
     def __init__(self, objective: Objective) -> None:
         """Builds nothing yet.

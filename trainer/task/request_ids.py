@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class _LinkMap(ctypes.Structure):
-    """What the loader knows of a library (link.h)."""
+    """The loader's record of a library (link.h)."""
 
     _fields_ = (("base", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t))
 
@@ -112,7 +112,7 @@ def _tags(dynamic: int) -> dict[int, int]:
 
 
 def _make_writable(address: int) -> None:
-    """A library that binds all its functions when it is loaded keeps their slots for reading only."""
+    """Makes slots writable, which a library that binds all its functions when loaded keeps read-only."""
     page = address - address % os.sysconf("SC_PAGE_SIZE")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(os.sysconf("SC_PAGE_SIZE")), 3) != 0:  # read and write

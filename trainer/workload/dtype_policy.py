@@ -15,7 +15,7 @@ KEY = "train.precision"
 
 @contextmanager
 def in_force(precision: str, user_file: str | None) -> Iterator[None]:
-    """In this context, layers without their own dtype policy get that of `precision`; restores the earlier policy.
+    """Gives layers in this context the dtype policy of `precision`, unless they have their own; restores it afterwards.
 
     Raises:
         ConfigError: if the user's code, before or in the context, sets another policy or another floatx.

@@ -148,7 +148,7 @@ _capture, _call = FuncGraph.capture, FUNCTION.__call__
 
 @contextmanager
 def in_graph() -> Iterator[None]:
-    """In this context, traced functions use tensors of eager mode as constants, and copies of its tables."""
+    """Lets functions traced in this context use tensors of eager mode as constants, and copies of its tables."""
     patches: list[Patch] = [(FuncGraph, "capture", _capture_constants), (FUNCTION, "__call__", _trace_anew)]
     patches += [(tf.Tensor, name, _by_element(COMPARISONS[name], getattr(tf.Tensor, name))) for name in COMPARISONS]
     patches += [(kind, name, _of_copy(getattr(kind, name))) for kind in TABLES for name in ("lookup", "size")]

@@ -91,7 +91,7 @@ def _name_of(node: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _nothing_registered() -> Iterator[None]:
-    """In this context, Keras finds no class or function that the user's code has registered."""
+    """Hides from Keras, in this context, all classes and functions that the user's code has registered."""
     registry = keras.saving.get_custom_objects()
     before = dict(registry)
     registry.clear()

@@ -19,7 +19,7 @@ OTHER_NAMES = r"The structure of `inputs` doesn't match the expected structure\.
 
 @contextmanager
 def recorded(user_file: str | None) -> Iterator[list[str]]:
-    """In this context, records each warning once, with the line of the user's code that caused it.
+    """Records each warning in this context once, with the line of the user's code that caused it.
 
     The list is complete when the context ends. Filters that the user's code or PYTHONWARNINGS sets are respected.
     """

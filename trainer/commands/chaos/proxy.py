@@ -33,7 +33,7 @@ Link = tuple[str, str]  # from a task, to a task
 
 @dataclass(frozen=True)
 class Condition:
-    """What a link does to the data that crosses it."""
+    """The disturbance of a link."""
 
     is_cut: bool = False  # forwards nothing, and drops nothing: what is sent meanwhile arrives afterwards
     is_reset: bool = False  # tears down every connection, new ones too

@@ -76,7 +76,7 @@ def _times(number: int) -> str:
 
 
 def _examples(numbers: NDArray[Any]) -> str:
-    """example 3, examples 3, 5 and 90 more."""
+    """Formats numbers of examples: example 3, examples 3, 5 and 90 more."""
     named = ", ".join(map(str, numbers[:NAMED_AT_MOST]))
     more = f" and {len(numbers) - NAMED_AT_MOST} more" if len(numbers) > NAMED_AT_MOST else ""
     return f"example{'' if len(numbers) == 1 else 's'} {named}{more}"

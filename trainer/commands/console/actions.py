@@ -63,7 +63,7 @@ def continue_run(path: Path) -> None:
 
 
 def start_launcher(words: list[str], path: Path) -> None:
-    """Starts `python -m trainer WORDS`, without a shell, in a session of its own; its output goes to launcher.log."""
+    """Starts `python -m trainer WORDS`, without a shell, in a new session; its output goes to launcher.log."""
     path.mkdir(parents=True, exist_ok=True)
 
     def start() -> None:

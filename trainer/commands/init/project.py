@@ -14,7 +14,7 @@ NEXT = "next:  cd {}\n       python -m trainer experiment.yaml"
 
 
 def check(project: str | None) -> list[Problem]:
-    """Returns what is wrong with the folder, which must be empty or not exist."""
+    """Returns the problems of the folder, which must be empty or not exist."""
     if not project:
         return [Problem("project", "not-set", "trainer init needs a folder's name", "e.g. trainer init my_project")]
     folder = Path(project)

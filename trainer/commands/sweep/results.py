@@ -18,7 +18,7 @@ TABLE, PAGE, PLOT, HPARAMS = "results.csv", "results.md", "results.svg", "hparam
 
 
 def write(sweep: Sweep) -> None:
-    """Writes the tables anew; the plot is drawn by `plot`."""
+    """Rewrites the tables; the plot is drawn by `plot`."""
     head = ["trial", *sweep.settings.space, "steps", sweep.settings.metric, "state", "params_sha256"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -39,7 +39,7 @@ def _row(trial: Trial) -> list[str]:
 
 
 def write_hparams(sweep: Sweep) -> None:
-    """Writes hparams/NNNN of the sweep anew.
+    """Rewrites hparams/NNNN of the sweep.
 
     Raises:
         ImportError: if tensorboard is not installed.

@@ -24,7 +24,7 @@ STEP, UPDATE = "step", "update"  # of a worker's replicas; of a shard host
 
 @dataclass(frozen=True)
 class PlacementRecord:
-    """Where the operations of one `Session.run` ran."""
+    """The devices of the operations of one `Session.run`."""
 
     task: str  # whose session it was, "worker:0"
     run: str  # STEP or UPDATE
@@ -108,7 +108,7 @@ def is_backward(name: str) -> bool:
 
 
 def parameters(record: PlacementRecord, plan: Plan) -> list[dict[str, Any]]:
-    """The device of each parameter in the shards that this session used; a part of one also has its first float."""
+    """Returns the device of each parameter in the shards of this session; a part also has its first float."""
     return [
         {"path": piece.path, "shape": list(piece.shape), "bytes": 4 * piece.size, "shard": shard.index}
         | ({"begin": piece.begin} if piece.is_part else {})

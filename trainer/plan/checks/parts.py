@@ -32,7 +32,7 @@ def is_counted(replicas: int, description: Description) -> bool:
 
 
 def warn_of_parts(replicas: int, accumulate: int, description: Description) -> Iterator[Problem]:
-    """Warns if the mean over parts differs from that over all examples: the loss is no mean, or counts are unequal."""
+    """Warns if the mean over parts differs from that over all examples: the loss is not a mean, or counts differ."""
     parts = replicas * accumulate
     if parts == 1:
         return

@@ -110,7 +110,7 @@ def _check_lengths(block: list[list[str]], count: int, file: Path, last_line: in
 
 
 def _numbers(values: Sequence[str]) -> np.ndarray | None:
-    """Returns [N] of int64 or float64; None if a value is no number. Missing ones are NaN."""
+    """Returns [N] of int64 or float64; None if a value is not a number. Missing ones are NaN."""
     if any("_" in value for value in values):  # which Python allows in numbers
         return None
     try:

@@ -1,4 +1,4 @@
-"""Opens sources whose batches have an order of their own, as streams."""
+"""Opens sources whose batches have their own order, as streams."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Format:
-    """What each record must contain."""
+    """The format that each record must have."""
 
     feature: str
     label: str

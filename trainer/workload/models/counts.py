@@ -1,4 +1,4 @@
-"""A layer that counts examples, in a module of its own because it cannot be declared without Keras."""
+"""A layer that counts examples, in a separate module because declaring it needs Keras."""
 
 from typing import Any
 
