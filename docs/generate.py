@@ -74,12 +74,14 @@ def _section(kind: Any, fields: Sequence[Any], comments: dict[str, dict[str, str
         meaning = comments[kind.__name__].get(field.name, "")
         if isinstance(of, type) and issubclass(of, Enum):
             choices.append((field.name, of))
-            meaning = meaning or sentence(of.__doc__)
+            about = sentence(of.__doc__)
+            meaning = meaning or about[0].lower() + about[1:]
         if readers := field.metadata.get("read_by"):
             meaning = f"{meaning} (used by {', '.join(readers)})".strip()
         bounds = [(words, field.metadata[name]) for name, words in BOUNDS.items() if name in field.metadata]
         limits = " and ".join(f"{words} {bound}" for words, bound in bounds)
-        described = ", ".join(filter(None, [_words(of), limits]))
+        words, null, _ = _words(of).partition(" or `null`")
+        described = f"{words}, {limits}{',' if null else ''}{null}" if limits else f"{words}{null}"
         yield f"| `{field.name}` | {described} | {_default(field)} | {_cell(meaning)} |"
     for name, of in choices:
         yield from ("", f"Values of `{name}`:", "")
