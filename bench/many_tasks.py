@@ -34,7 +34,7 @@ from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.launch.planning import make
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import Supervisor
+from trainer.launch.supervisor import PlannedRun, Supervisor
 from trainer.launch.view import Course
 from trainer.observe.peers import roll_call
 from trainer.observe.task_page import TaskPage, TaskState
@@ -90,7 +90,7 @@ def measure(tasks: int, secs: float) -> Row:
         directory.write_inputs(config, plan)
         starter = StandInStarter()
         with Signals() as signals, make_progress(Course(plan.steps)) as progress, contextlib.redirect_stdout(None):
-            supervisor = Supervisor(config, plan, directory, starter, progress, signals, started_at=0.0)
+            supervisor = Supervisor(PlannedRun(config, plan, directory, 0.0), starter, progress, signals)
             began = time.monotonic()
             thread = threading.Thread(target=supervisor.run, daemon=True)
             thread.start()

@@ -18,7 +18,7 @@ from trainer.launch.attempts import RunOutcome
 from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import Supervisor
+from trainer.launch.supervisor import PlannedRun, Supervisor
 from trainer.launch.view import Course
 from trainer.observe.task_page import TaskPage
 from trainer.plan.environment import FINISHED
@@ -132,7 +132,7 @@ def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch, *, de
     path.mkdir()
     with make_progress(Course(plan.steps)) as progress, Signals() as signals:
         script.signals = signals
-        return Supervisor(config, plan, RunDirectory(path), script, progress, signals, started_at=0.0).run()
+        return Supervisor(PlannedRun(config, plan, RunDirectory(path), 0.0), script, progress, signals).run()
 
 
 def test_the_pause_before_a_restart_begins_when_the_task_ends(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import planning
 from trainer.launch.processes import launcher
+from trainer.launch.supervisor import PlannedRun
 from trainer.observe.machine import this_machine
 from trainer.plan import slurm
 from trainer.plan.checks.installed import require_tensorflow
@@ -40,7 +41,7 @@ def run(config: RunConfig, start: Start, *, write_plan_to: str | None = None) ->
     # Importing TensorFlow overlaps with planning.
     with start.tasks(config.launch.warm_minutes) as tasks, description_folder() as described:
         config, made = planning.announce(config, described, tasks, write_to=write_plan_to)
-        return launcher.run(config, made, choose(config, described), tasks, started_at=start.at)
+        return launcher.run(PlannedRun(config, made, choose(config, described), start.at), tasks)
 
 
 def _check_directory(config: RunConfig) -> None:
@@ -61,11 +62,11 @@ def _run_containers(config: RunConfig, start: Start, write_plan_to: str | None) 
     if client is None:
         with Engines(config.launch, config.cluster) as engines, description_folder() as described:
             config, made = planning.announce(config, described, machine=engines.machine(), write_to=write_plan_to)
-            directory = choose(config, described)
-            return containers.run_on_hosts(config, made, directory, engines, inputs, started_at=start.at)
+            planned = PlannedRun(config, made, choose(config, described), start.at)
+            return containers.run_on_hosts(planned, engines, inputs)
     with description_folder() as described:
         config, made = planning.announce(config, described, write_to=write_plan_to)
-        return containers.run(config, made, choose(config, described), client, inputs, started_at=start.at)
+        return containers.run(PlannedRun(config, made, choose(config, described), start.at), client, inputs)
 
 
 def _run_on_hosts(config: RunConfig, start: Start, write_plan_to: str | None) -> int:
@@ -76,7 +77,7 @@ def _run_on_hosts(config: RunConfig, start: Start, write_plan_to: str | None) ->
         with hosts.connected(config, directory) as tasks:
             machine = hosts.machine_of(config, tasks)
             config, made = planning.announce(config, described, machine=machine, write_to=write_plan_to)
-            return hosts.run(config, made, directory, tasks, started_at=start.at)
+            return hosts.run(PlannedRun(config, made, directory, start.at), tasks)
 
 
 def _submit(config: RunConfig, write_plan_to: str | None) -> int:

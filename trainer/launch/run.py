@@ -10,17 +10,16 @@ from typing import Any
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import ending, status_file
-from trainer.launch.attempts import Attempts, RunOutcome, Starter
+from trainer.launch.attempts import RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.loggers import Loggers
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import Supervisor
+from trainer.launch.supervisor import PlannedRun, Supervisor
 from trainer.launch.view import Course
 from trainer.observe import runs
 from trainer.observe.profile import merge as profile
 from trainer.observe.report import page
-from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
 from trainer.storage import changes, evaluations, resume
 from trainer.storage.atomic import write_atomically
@@ -29,27 +28,19 @@ from trainer.storage.run_directory import RunDirectory
 
 
 def supervise(
-    config: RunConfig,
-    plan: Plan,
-    directory: RunDirectory,
-    starter: Starter,
-    *,
-    started_at: float,
-    plan_of_tasks: Plan | None = None,
-    faults: FaultHooks | None = None,
+    planned: PlannedRun, starter: Starter, *, plan_of_tasks: Plan | None = None, faults: FaultHooks | None = None
 ) -> int:
     """Starts the plan's tasks, shows their progress, and makes sure that all of them end.
 
     Args:
-        directory: whose lease the caller holds.
-        plan: with the addresses by which this process reaches the tasks' pages.
-        started_at: when the command was typed (Unix time, seconds).
+        planned: whose directory the caller has leased.
         plan_of_tasks: the plan as the tasks see it, if that differs.
         faults: hooks that inject faults.
 
     Returns:
         0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
     """
+    config, plan, directory, started_at = planned
     with Signals() as signals, ExitStack() as stack:
         events = EventLog(directory.event_log)
         start = _prepare(config, plan_of_tasks or plan, directory, events)
@@ -60,13 +51,13 @@ def supervise(
             history = HistoryLines(directory.history, start=start, steps=plan.steps, batch=plan.update_batch)
         elapsed_secs = time.time() - started_at
         with make_progress(course, history, elapsed_secs=elapsed_secs) as progress, _breaking(faults, plan):
-            supervisor = Supervisor(config, plan, directory, starter, progress, signals, faults, started_at=started_at)
+            supervisor = Supervisor(planned, starter, progress, signals, faults)
             outcome, attempts = supervisor.run(), supervisor.attempts
             is_done = outcome.failed is None and not signals.numbers and not any(one.code for one in attempts)
             if is_done and (steps := runs.read_summary(directory).get("steps")) is not None:
                 progress.finish(steps)
         measured = _merge_profile(directory) if config.profile else None
-        summary = _complete_summary(directory, attempts, outcome, started_at, measured, supervisor.waits)
+        summary = _complete_summary(planned, supervisor, outcome, measured)
         for line in loggers.finish():
             events.write(RunEvent(EventKind.message, line))
             print(line)
@@ -140,14 +131,10 @@ def _write_report(directory: RunDirectory) -> None:
 
 
 def _complete_summary(
-    directory: RunDirectory,
-    attempts: Attempts,
-    outcome: RunOutcome,
-    started_at: float,
-    measured: profile.MergedProfile | None,
-    waits: Waits,
+    planned: PlannedRun, supervisor: Supervisor, outcome: RunOutcome, measured: profile.MergedProfile | None
 ) -> dict[str, Any]:
     """Adds what only the launcher knows to the chief's summary, if there is one."""
+    directory, started_at, attempts = planned.directory, planned.started_at, supervisor.attempts
     summary = runs.read_summary(directory)
     summary["run_dir"] = str(directory.path)  # tasks may have seen it elsewhere
     if any(attempt.task.job == "evaluator" for attempt in attempts):
@@ -160,7 +147,7 @@ def _complete_summary(
         "time_to_first_step_secs": round(first_step_at - started_at, 3) if first_step_at else None,
         "restarts": sum(outcome.restarts.values()),
         "restarts_of": outcome.restarts,
-        "waits": waits.to_json(),
+        "waits": supervisor.waits.to_json(),
         "tasks": {attempt.task.name: {"code": attempt.code, "log": attempt.task.log} for attempt in attempts},
     }
     if measured is not None:

@@ -4,6 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from trainer.config.schema import RunConfig
 from trainer.launch.attempts import Attempt, Attempts, Failure, RunOutcome, Starter
@@ -31,26 +32,28 @@ SETTLE_SECS = 0.5  # after a failure: its consequences may be reported before th
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
 
 
+class PlannedRun(NamedTuple):
+    """A run whose tasks are to be started."""
+
+    config: RunConfig
+    plan: Plan  # with the addresses by which this process reaches the tasks' pages
+    directory: RunDirectory
+    started_at: float  # when the command was typed, Unix time, seconds
+
+
 class Supervisor:
     """Starts the tasks and follows them until all have ended."""
 
     def __init__(
         self,
-        config: RunConfig,
-        plan: Plan,
-        directory: RunDirectory,
+        planned: PlannedRun,
         starter: Starter,
         progress: Progress,
         signals: Signals,
         faults: FaultHooks | None = None,
-        *,
-        started_at: float,
     ) -> None:
-        """Prepares to start the plan's tasks.
-
-        Args:
-            started_at: when the command was typed, Unix time, seconds.
-        """
+        """Prepares to start the plan's tasks."""
+        config, plan, directory, started_at = planned
         self.attempts = Attempts(plan.tasks, directory, starter)
         self._plan, self._directory, self._progress = plan, directory, progress
         self._signals, self._faults = signals, faults

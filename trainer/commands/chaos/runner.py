@@ -23,6 +23,7 @@ from trainer.faults import exit_codes
 from trainer.launch.planning import announce
 from trainer.launch.processes import launcher
 from trainer.launch.processes.tasks import ProcessTasks
+from trainer.launch.supervisor import PlannedRun
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
 from trainer.storage.run_directory import RunDirectory, choose, description_folder
@@ -161,7 +162,7 @@ class _ChaosRunner:
         directory.path.mkdir(parents=True, exist_ok=True)
         config = replace(self._config, run=str(directory.path))
         with open(directory.path / "launcher.log", "a") as log, redirect_stdout(log):
-            return launcher.run(config, self._plan, directory, self._tasks, started_at=time.time(), faults=injector)
+            return launcher.run(PlannedRun(config, self._plan, directory, time.time()), self._tasks, faults=injector)
 
     def _report(self, outcome: FaultOutcome) -> None:
         self._outcomes.append(outcome)

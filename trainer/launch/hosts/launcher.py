@@ -18,6 +18,7 @@ from trainer.launch.hosts.connection import Connection
 from trainer.launch.hosts.tasks import HostTasks
 from trainer.launch.messages import TOKEN, HostFacts, NurseryOrder
 from trainer.launch.run import supervise
+from trainer.launch.supervisor import PlannedRun
 from trainer.observe.machine import this_machine
 from trainer.plan import addresses, slurm
 from trainer.plan.devices import Machine, of_task
@@ -64,16 +65,16 @@ def machine_of(config: RunConfig, tasks: HostTasks) -> Machine:
     return replace(this_machine(), cores=min(cores_of.values()), cores_of=cores_of)
 
 
-def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: HostTasks, *, started_at: float) -> int:
-    """Starts the plan's tasks on their hosts, and makes sure that all of them end; arguments and result as `supervise`.
+def run(planned: PlannedRun, tasks: HostTasks) -> int:
+    """Starts the plan's tasks on their hosts, and makes sure that all of them end; returns the code of `supervise`.
 
     The run directory is held by `connected`.
     """
-    host_of = host_by_task(config.cluster)
+    host_of = host_by_task(planned.config.cluster)
     tasks.place(host_of)
     facts = tasks.hosts(ANSWER_SECS)
-    plan = _with_ports(plan, host_of, {host: one.ports for host, one in facts.items()})
-    return supervise(config, plan, directory, tasks, started_at=started_at)
+    plan = _with_ports(planned.plan, host_of, {host: one.ports for host, one in facts.items()})
+    return supervise(planned._replace(plan=plan), tasks)
 
 
 def _by_step(order: NurseryOrder) -> Connection:

@@ -4,13 +4,13 @@ import itertools
 from contextlib import ExitStack
 from dataclasses import replace
 
-from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.processes import isolation
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.launch.run import supervise
+from trainer.launch.supervisor import PlannedRun
 from trainer.observe.machine import is_local
 from trainer.observe.peers import UNIX, PeerError
 from trainer.plan import addresses
@@ -23,24 +23,17 @@ from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory
 
 
-def run(
-    config: RunConfig,
-    plan: Plan,
-    directory: RunDirectory,
-    tasks: ProcessTasks,
-    *,
-    started_at: float,
-    faults: FaultHooks | None = None,
-) -> int:
-    """Starts the plan's tasks as processes, and makes sure that all of them end; arguments and result as `supervise`.
+def run(planned: PlannedRun, tasks: ProcessTasks, *, faults: FaultHooks | None = None) -> int:
+    """Starts the plan's tasks as processes, and makes sure that all of them end; returns the code of `supervise`.
 
     Raises:
         ConfigError: if a task's address is on another machine, or the tasks must be isolated and cannot.
         PeerError: if a port that the config names is taken.
     """
+    plan, directory = planned.plan, planned.directory
     with Lease(directory), ExitStack() as stack:
         stack.callback(isolation.remove_sockets, directory.pages)
-        reason = isolation.why_not(config, directory.pages)
+        reason = isolation.why_not(planned.config, directory.pages)
         if reason == isolation.USER_CODE and cache.is_news("not-isolated"):
             print(f"not isolated: {reason}", flush=True)
         if reason:
@@ -52,7 +45,7 @@ def run(
             assert tasks.memory is not None
             sizes = plan.shards, plan.effective_strategy, len(plan.workers)
             stack.enter_context(lay_out(tasks.memory, *sizes, plan.table_layout))
-        return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
+        return supervise(planned._replace(plan=plan), tasks, faults=faults)
 
 
 def _in_own_network(plan: Plan, directory: RunDirectory) -> Plan:
