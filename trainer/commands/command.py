@@ -55,7 +55,7 @@ def guarded(command: Callable[[], int], mode: Mode) -> int:
         print("\nStopped before the first step." if mode is Mode.train else "\nStopped.", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        raise  # nobody reads what it prints, as in `trainer plan | head`
+        raise  # its output is no longer read, as in `trainer plan | head`
     except Exception as error:
         code = exit_codes.exit_code_of(error)
         if code == exit_codes.INTERNAL and not isinstance(error, exit_codes.TrainerError):

@@ -159,7 +159,7 @@ def _checked(
             try:
                 examined = compose(line)
             except BrokenPipeError:
-                raise  # nobody reads what Hydra prints, as in `--help | head`
+                raise  # Hydra's output is no longer read, as in `--help | head`
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
@@ -222,7 +222,7 @@ def _compose_with_hydra(line: CommandLine) -> list[Examined]:
         examined.append(replace(one, overrides=tuple(hydra_config.overrides.task)))
 
     with _errors_raised(), ExitStack() as stack:
-        # Where conf/config.yaml sends what Hydra writes under --multirun, so that nothing is left behind.
+        # The folder for Hydra's files under --multirun, so that nothing is left behind.
         scratch = cache(lambda: stack.enter_context(TemporaryDirectory()))
         OmegaConf.register_new_resolver("scratch_dir", scratch, replace=True)
         collect()

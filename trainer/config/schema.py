@@ -63,7 +63,7 @@ SaveErrorPolicy = Enum(
     "SaveErrorPolicy",
     {
         "stop": "stop",  # end the run with exit code 74; earlier checkpoints stay as they are
-        "continue": "continue",  # go on training, and log every save that fails
+        "continue": "continue",  # continue training, and log every save that fails
     },
 )
 

@@ -52,7 +52,7 @@ def pack_float32(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], shar
 class Requests(NamedTuple):
     """The requests of a worker to the shard hosts, sent with its gradients; [] float32, 0 unless fed."""
 
-    stop: tf.Tensor  # 1: all replicas are to stop
+    stop: tf.Tensor  # 1: all replicas must stop
     reductions: tf.Tensor  # of the learning rate, times the workers whose gradients an update averages
 
     @classmethod

@@ -26,7 +26,7 @@ class StepResult(NamedTuple):
     compute_secs: float = 0.0  # forward and backward pass
     # of the metrics' variables, means over the replicas, since the last multiple of Shard.sums_every; padded with zeros
     sums: Sequence[float] = ()
-    is_last: bool = False  # all replicas have stopped: nobody takes a step from this state
+    is_last: bool = False  # all replicas have stopped: no step is taken from this state
     reductions: int = 0  # of the learning rate, in the update that led to `step`
     gradients: dict[str, np.ndarray] | None = None  # of this process, by path; only when requested
     stamps: Stamps | None = None  # only when profiling

@@ -27,7 +27,7 @@ class Loggers:
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         log = self._stack.enter_context(self._log(name).open("wb"))
         command = [sys.executable, "-m", "trainer.observe.loggers.follow", name, str(self._directory.path)]
-        # A session of its own: Ctrl-C is for the run, whose end is logged too.
+        # In its own session: Ctrl-C is for the run, whose end is logged too.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
 
     def _log(self, name: str) -> Path:

@@ -70,7 +70,7 @@ class Described:
     answer: ProbeResult
 
 
-# Requests: what is to be done.
+# Requests: what to do.
 
 
 @dataclass(frozen=True)

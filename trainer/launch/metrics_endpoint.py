@@ -59,7 +59,7 @@ class MetricsEndpoint:
         self._forget()
         if targets:
             for file in self._files:
-                with suppress(OSError):  # a disk that is full; the run goes on without being found
+                with suppress(OSError):  # a full disk; the run continues, but Prometheus cannot find it
                     file.parent.mkdir(parents=True, exist_ok=True)
                     write_atomically(file, json.dumps([{"targets": targets}], indent=1) + "\n")
 

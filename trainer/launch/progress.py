@@ -29,7 +29,7 @@ LINE_EVERY_SECS = 5.0
 SHOWN = {"loss", "examples_per_second"}  # keys that a history line must have
 USERS_SECS, OWN_SECS = 2.0, 10.0  # until a command says that it is busy with the user's code, with its own
 NOTE_EVERY_SECS = 30.0  # between two lines about that
-NOT_CI = ("", "0", "false", "False")  # values of $CI where somebody looks at the terminal
+NOT_CI = ("", "0", "false", "False")  # values of $CI for an interactive terminal
 
 
 class HistoryLines:

@@ -6,7 +6,7 @@ from pathlib import Path
 # A link may be cut for a moment, and a host that has lost its power closes no connection.
 OPTIONS = (
     *("-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10"),
-    *("-o", "ControlPath=none"),  # a shared connection would have keepalives of its own
+    *("-o", "ControlPath=none"),  # a shared connection would have its own keepalives
 )
 
 

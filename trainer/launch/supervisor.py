@@ -68,7 +68,7 @@ class Supervisor:
         self.waits = Waits(for_all=plan.effective_strategy.waits_for_all)
         self._first_step_at: float | None = None  # Unix time, seconds
         self._obeyed = 0  # signals
-        self._stop_by: float | None = None  # the tasks are to be asked to stop, and are killed after this
+        self._stop_by: float | None = None  # the tasks must stop by then, or are killed
         self._was_asked = False  # they were
         self._is_killing = False
         self._stall_said_at = -math.inf

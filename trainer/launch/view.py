@@ -53,7 +53,7 @@ class Course:
 
     steps: int
     start: int = 0  # global step that it (re)starts at
-    epoch_steps: float = 0.0  # steps in one epoch; 0: nobody knows
+    epoch_steps: float = 0.0  # steps in one epoch; 0: unknown
     epochs: int | None = None  # if the config sets epochs rather than steps
 
     def epoch(self, step: int) -> str:
@@ -69,7 +69,7 @@ class Standing:
 
     step: int
     elapsed_secs: float
-    left_secs: float | None = None  # None: nobody knows yet
+    left_secs: float | None = None  # None: not known yet
     loss: float | None = None
     metrics: Mapping[str, float] | None = None
     examples_per_second: float = 0.0

@@ -17,7 +17,7 @@ from trainer.plan.environment import allotted_gpus
 
 NVIDIA_SMI_DEADLINE_SECS = 5.0  # a second where its driver must be loaded first
 Number = TypeVar("Number", int, float)
-ROOT = Path("/")  # tests give a folder of their own
+ROOT = Path("/")  # tests use another folder
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class PageServer(ThreadingHTTPServer):
     launcher_requests = 0
 
     def server_bind(self) -> None:
-        # The launcher has bound the port, without listening, so that nobody takes it before this task does.
+        # The launcher has bound the port, without listening, so that no program takes it before this task does.
         if hasattr(socket, "SO_REUSEPORT"):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # The page closes its connections first; while they linger, the next run could not bind the port.

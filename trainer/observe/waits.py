@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from trainer.observe.task_page import TaskPage, TaskState
 
 OTHERS = "others"  # workers that little was waited for, together
-MOST_AWAITED = 16  # workers that have a number of their own: a table of all grows with their square
+MOST_AWAITED = 16  # workers with a separate number: a table of all grows with their square
 UPDATE = "update"  # what a worker waits for where it waits for no other worker: the update itself, and messages
 AT_MOST_SECS = 5.0  # between two polls; a launcher that was frozen itself has seen nothing of that time
 

@@ -81,7 +81,7 @@ def _check_address(key: str, address: str, untrusted_allowed: bool) -> Iterator[
     except ValueError as error:
         yield Problem(key, "malformed", str(error), f"e.g. {_nearest(address)}")
         return
-    with suppress(ValueError):  # a name; whoever resolves it answers for it
+    with suppress(ValueError):  # a name, which is not checked
         if ipaddress.ip_address(host).is_global and not untrusted_allowed:
             what = f"{address} is a public address, and TensorFlow's gRPC has no authentication"
             remedy = "use a private address, or security.allow_untrusted_network=true if a firewall protects it"

@@ -54,9 +54,9 @@ class Description:
 
     parameters: tuple[Parameter, ...]
     classes: int
-    train_examples: int  # 0: nobody knows
+    train_examples: int  # 0: unknown
     evaluate_examples: int
-    is_stream: bool = False  # the data has an order of its own
+    is_stream: bool = False  # the data has its own order
     is_divided: bool = False  # one pass over it is for all replicas
     shares_order: bool = False  # an evaluation changes the training examples, or their order
     written: tuple[str, ...] = ()  # files that a pipeline writes as it is read: cache('FILE')
@@ -70,7 +70,7 @@ class Description:
     mixing: tuple[str, ...] = ()  # what computes an example with others of its batch
     is_summed: bool = False  # the loss of a batch is a sum over its examples, not a mean
     sums: int = 0  # floats of the metrics' variables
-    metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss
+    metrics: tuple[str, ...] = ()  # their names in evaluations, besides the loss
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
     initial: str = ""  # what was loaded of `model.init`, and what was not
     not_adapted: tuple[str, ...] = ()  # layers that should have adapted to the data

@@ -84,13 +84,13 @@ class Plan:
     global_batch: int
     tasks: tuple[Task, ...]
     shards: tuple[Shard, ...]
-    train_examples: int  # 0: nobody knows
+    train_examples: int  # 0: unknown
     warnings: tuple[Problem, ...]
     quorum: int | None = None  # replicas an update waits for, of a backup strategy
     parameters: str = "/cpu:0"  # device of a shard on its host
     layers: Mapping[str, str] = field(default_factory=dict)  # device inside a replica by layer path
-    wire: str = "float32"  # how vectors travel between shard hosts and workers
-    is_stream: bool = False  # the data has an order of its own
+    wire: str = "float32"  # how vectors are sent between shard hosts and workers
+    is_stream: bool = False  # the data has its own order
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
     objective: str = ""  # loss and metrics, and where they come from
     optimizer: str = ""  # and where it comes from

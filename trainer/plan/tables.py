@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Numbers = TypeVar("Numbers", int, np.ndarray)
 
 LEAST_PLACE = -(2**63)  # of a table that grows
-# What a table that grows keeps of each row beside the slots of the optimizer: how many updates had its id (0: the row
+# What a growing table keeps for each row besides the slots of the optimizer: how many updates had its id (0: the row
 # is free), and the step after which the last of them was made.
 COUNT, UPDATED = "count", "updated"
 

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 NOTE = "evaluation.json"
 ERRORS: tuple[str, ...] = ("loss", "error", "crossentropy", "divergence", "hinge", "poisson", "log_cosh")
 ERRORS += ("mse", "mae", "mape", "msle", "rmse", "false_positives", "false_negatives")
-WAITING_AT_MOST = 20  # checkpoints kept for an evaluator that nobody watches: it may have died
+WAITING_AT_MOST = 20  # checkpoints kept for an unsupervised evaluator, which may have died
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Journal:
         """Adds an entry with its time: CLOCK_MONOTONIC, seconds, the same clock for all tasks of a machine."""
         if self._file is not None:
             line = {"event": entry.event, **vars(entry), "at": round(time.monotonic(), 6)}
-            with contextlib.suppress(OSError):  # whoever must write reports a full disk
+            with contextlib.suppress(OSError):  # a writer that must succeed reports a full disk
                 self._file.write(json.dumps(line) + "\n")
 
 

@@ -12,7 +12,7 @@ from typing import TextIO
 from trainer.faults.exit_codes import RunInUseError
 from trainer.storage.run_directory import RunDirectory, with_remedy
 
-PROBES_SECS = 0.2  # `owner` holds the lock of a run that nobody uses for microseconds
+PROBES_SECS = 0.2  # `owner` holds the lock of an unused run for microseconds
 
 
 class Lease:

@@ -73,7 +73,7 @@ class RunDirectory:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.summary.unlink(missing_ok=True)
         self.status.unlink(missing_ok=True)
-        self.requests.mkdir(exist_ok=True)  # whoever the tasks run as may then write to it
+        self.requests.mkdir(exist_ok=True)  # so the user of the tasks may write to it
         for path in self.requests.iterdir():
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / "placement", ignore_errors=True)
@@ -82,7 +82,7 @@ class RunDirectory:
         loaded, _ = self._read_generation()
         write_atomically(self.generation, json.dumps({"loaded": loaded, "launched_at": loaded}))
         said = to_json(config)
-        said["device"]["intra_op_threads"] = threads.of_jobs(config, plan)  # for whoever continues the run elsewhere
+        said["device"]["intra_op_threads"] = threads.of_jobs(config, plan)  # to continue the run elsewhere
         write_atomically(self.config, yaml.safe_dump(said, sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
         self.code.unlink(missing_ok=True)

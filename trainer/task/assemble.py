@@ -78,7 +78,7 @@ class Assembly:
     """Makes the hosts and the engine of a task, which share its memory."""
 
     spec: TaskSpec
-    wire: VectorWire  # how vectors travel
+    wire: VectorWire  # how vectors are sent
     tables: Sequence[BlockMemory]  # the memory of rows, where this task maps it
 
     @classmethod

@@ -20,8 +20,8 @@ from trainer.task.runtime import TaskRuntime, collect_garbage_from_now_on
 from trainer.task.spec import TaskSpec
 from trainer.task.unsupervised import leave_if_workers_are_replaced, watch_chief
 
-# After the last goodbye: a worker's session tidies up behind it, and TensorFlow would log an error, `Cleanup partition
-# error: UNAVAILABLE`, if it found this server gone.
+# After the last goodbye: a worker's session still cleans up, and TensorFlow would log an error, `Cleanup partition
+# error: UNAVAILABLE`, if this server had ended.
 LINGER_SECS = 0.3
 
 

@@ -13,7 +13,7 @@ def set_up(task: str) -> None:
         stream=sys.stdout,
         format=f"%(asctime)s.%(msecs)03d {task} %(levelname)-5s %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
-        force=True,  # a process that started as a launcher has a format of its own
+        force=True,  # a process that started as a launcher has another format
     )
     logging.getLogger("trainer").setLevel(logging.INFO)
     logging.getLogger("tensorflow").handlers.clear()  # or each of its messages would appear twice

@@ -67,7 +67,7 @@ class ChiefStatus:
             self._silent_since = None
             self.step, self.has_begun = page.step, self.has_begun or page.state in BEGUN
             self.has_ended_early = self.has_ended_early or page.ended_early is not None
-        elif self._silent_since is None:  # not since its last answer: while a checkpoint was scored nobody asked
+        elif self._silent_since is None:  # not since its last answer: it was not polled while a checkpoint was scored
             self._silent_since = self._read_at
         return self._silent_secs()
 

@@ -77,7 +77,7 @@ def _run(spec: TaskSpec) -> NoReturn:
         runtime.target = _make_devices(spec, runtime.keep_open)
         status.is_listening = True
         if spec.plan.has_shard_hosts and not task.is_chief and spec.is_unsupervised:
-            roll_call(spec, status, [spec.chief.name], until="is_listening")  # nobody else would miss it
+            roll_call(spec, status, [spec.chief.name], until="is_listening")  # no other task would notice its absence
     stopped = ROLES[task.job](spec, runtime)
     status.state = TaskState.done
     _log.info("done at step %d", status.step)

@@ -18,7 +18,7 @@ class TaskRuntime:
     stop: StopRequest
     journal: Journal
     recorder: Recorder | None = None  # of a profile
-    target: str = ""  # TensorFlow's server, for sessions; a task without one has sessions of its own
+    target: str = ""  # TensorFlow's server, for sessions; empty for a task without one
     needs_hosts: bool = True  # until the worker has all that it wants of them
     holds_state: bool = False  # the host of a shard has loaded it, so a peer's restart loses something
     # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.

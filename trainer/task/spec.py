@@ -19,7 +19,7 @@ class TaskSpec:
     plan: Plan
     directory: RunDirectory
     task: Task
-    rollbacks: int = 0  # how often the run had gone back to a checkpoint when the task started
+    rollbacks: int = 0  # how often the run had rolled back when the task started
 
     @property
     def chief(self) -> Task:

@@ -35,7 +35,7 @@ def leave_unless_all_stop(chief: Task, stop: StopRequest) -> None:
     while time.monotonic() < deadline:
         page = try_status(chief.control, READ_SECS)
         if page and (page.is_stopping or page.ended_early is not None):
-            stop.stops_all = True  # where nobody waits for the others, each asks for itself
+            stop.stops_all = True  # if workers do not wait for each other, each asks for itself
             return
         time.sleep(POLL_SECS)
     _log.info("exiting; the others wait for this task's next attempt")

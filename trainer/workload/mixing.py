@@ -129,7 +129,7 @@ def _rows(batch: Batch, rows: Sequence[int]) -> Batch:
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.dtype.kind not in "fV":  # bfloat16 has no kind of its own
+    if one.dtype.kind not in "fV":  # bfloat16 has no separate kind
         return not np.array_equal(one, other)
     one, other = one.astype(np.float64), other.astype(np.float64)
     return not np.allclose(one, other, rtol=1e-3, atol=1e-3 * float(np.abs(one).max(initial=0.0)), equal_nan=True)

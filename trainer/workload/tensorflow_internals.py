@@ -21,7 +21,7 @@ __all__ = [
     "context",  # of eager mode, which servers of collectives share
     "eager_mode",  # numpy values are read while a graph is built
     "gen_math_ops",  # whose `add_n` adds in no order that is written down
-    "gen_random_ops",  # whose draws get seeds of their own while a step is traced
+    "gen_random_ops",  # whose draws get their own seeds while a step is traced
     "is_op_determinism_enabled",  # instruments leave out what it forbids
     "maybe_promote_tensors",  # as operators of tensors do before they compare
     "python_functions",  # those that a pipeline calls, by their tokens

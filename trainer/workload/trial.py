@@ -28,7 +28,7 @@ from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Doubt, Objective
 from trainer.workload.output_checks import Mismatch, broadcast, check_classes, contradiction, is_doubtful
 
-EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
+EXAMPLES = 7  # of the batch; an unusual size, so that a model with a fixed size is noticed
 UNUSED, REMEDY = "feature {} is not an input of the model, and is not used", "leave it out of the data to hide this"
 UNCALLED = ("fit", "evaluate", "predict", "predict_step")  # methods of Keras that a run does without
 FAR = -3.0  # times the weights, for outputs that are far from these

@@ -218,7 +218,7 @@ async def _all(*work: Coroutine[Any, Any, None]) -> None:
 @dataclass(eq=False)
 class _Connection:
     task: asyncio.Task[Any]
-    writers: list[asyncio.StreamWriter]  # to whoever connected, then to the target
+    writers: list[asyncio.StreamWriter]  # to the client, then to the target
 
     def close(self) -> None:
         """Ends both sides once the data sent to them has arrived."""

@@ -52,7 +52,7 @@ class Fault:
 
     action: str  # of FORMS
     target: str  # as typed: worker:1, chief, ps, all, worker:1->ps:0
-    tasks: tuple[str, ...]  # whom it hits; of a link, its two ends
+    tasks: tuple[str, ...]  # the tasks that it hits; of a link, both ends
     step: int  # global step at which it acts
     secs: float | None = None
     amount: float = 0.0  # of a delay in ms, of a throttle in KiB/s
@@ -77,7 +77,7 @@ class FaultTargets:
     """The tasks of a run that faults can hit."""
 
     tasks: tuple[str, ...]
-    holders: tuple[str, ...]  # each holds state that is lost with it, so that all tasks start anew
+    holders: tuple[str, ...]  # each holds state that is lost with it, so that all tasks restart
     is_sharded: bool
     steps: int
 

@@ -12,7 +12,7 @@ from trainer.config.output import Output
 from trainer.config.words import count
 from trainer.faults.problems import Problem
 
-OTHER_LINES = ("TF_CONFIG", "tensorflow", "keras", "ulimit -n")  # keys whose problems have a line of their own
+OTHER_LINES = ("TF_CONFIG", "tensorflow", "keras", "ulimit -n")  # keys whose problems have their own line
 
 
 class Level(Enum):

@@ -90,7 +90,7 @@ class ArrivalsHost(ShardHost):
             elif arrival.kind == JOIN:
                 self._join(arrival)
             elif arrival.generation != self._generation:
-                self._run_drop[arrival.worker]()  # of an earlier state; the worker that pushed it is gone too
+                self._run_drop[arrival.worker]()  # of an earlier state; the worker that pushed it has ended too
             elif arrival.kind == STOP_PUSH and not is_stopped:
                 # After the last update too: another shard may have stopped before.
                 is_over = is_stopped = True

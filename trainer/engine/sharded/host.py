@@ -67,7 +67,7 @@ class ShardHost(ABC):
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.wire, self.profiles, self.tables = wire, profiles, tables
         self.parameters = device_of(self.shard.host, parameters)
-        # Made once, because each would be compiled anew.
+        # Made once, because each would be compiled again.
         self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=is_scaled(shards), wire=wire)
         self._exchange: Exchange | None = None  # of the update that is being added
         self.graph = tf.Graph()

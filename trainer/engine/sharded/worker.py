@@ -108,7 +108,7 @@ class ShardedEngine(SessionEngine):
         self._wait_for_prefetch()
         self._ticket += 1
         read = self.session.run(self._snapshot, {self._built.ticket: self._ticket})
-        # A snapshot takes time, and so does its use: under async and backup the others go on, and the vector that this
+        # A snapshot takes time, and so does its use: under async and backup others continue, and the vector that this
         # worker's token belongs to stays as it is if it is in shared memory.
         self._needs_place = self._spec.wire.is_per_worker
         return Snapshot.from_flats(min(int(step) for _, step in read.tags), self._spec.shards, read.flats, read.slots)

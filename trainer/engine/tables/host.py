@@ -30,7 +30,7 @@ class Before(NamedTuple):
 
     places: np.ndarray  # [n] int64
     values: np.ndarray  # [n, width]
-    saved: dict[str, np.ndarray]  # what a checkpoint has of them beside the values, [n, k] each
+    saved: dict[str, np.ndarray]  # what a checkpoint stores besides the values, [n, k] each
 
 
 class Collected(NamedTuple):
@@ -301,7 +301,7 @@ class CollectedUpdate(RowUpdate):
 
     def extend(self, exchange: Exchange, square_sum: SquareSum) -> Exchange:
         def extended(squares: tf.Tensor) -> tf.Tensor:
-            with tf.control_dependencies([self._collected.gradient]):  # before others are told
+            with tf.control_dependencies([self._collected.gradient]):  # before other hosts get the sums
                 of_shards = exchange(tf.identity(squares))
             with tf.control_dependencies([of_shards]):
                 self._squares = tf.concat([of_shards, [square_sum()]], 0)

@@ -101,7 +101,7 @@ class Payloads(NamedTuple):
         for block in self.blocks:
             places = self._read_places(reader, block)
             rows = self._read_rows(reader, len(places), block)
-            pushed.append((places, rows.copy() if self.boxes is None else rows))  # a message is gone after the call
+            pushed.append((places, rows.copy() if self.boxes is None else rows))  # a message does not outlive the call
         return pushed, [[self._read_places(reader, block) for block in self.blocks] for _ in range(replicas)]
 
     def write_rows(self, asked: Places, rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -66,7 +66,7 @@ class MemoryWire(VectorWire):
 
     def read_parameters(self, message: tf.Tensor, shard: Shard) -> TrainableAndRest:
         trainable, rest = halves(self.get_vector(message, shard), shard)
-        # A step hands out what it fetched after its push, when the next vector may already lie there.
+        # A step hands out what it fetched after its push, when the next vector may already be there.
         rest = tf.raw_ops.DeepCopy(x=rest)
         with tf.control_dependencies([rest]):
             return TrainableAndRest(tf.identity(trainable), rest)

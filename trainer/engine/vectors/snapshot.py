@@ -26,7 +26,7 @@ class Snapshot:
     slots: dict[str, Arrays]  # by slot name; empty: every slot at its first value
     loss: float | None = None  # of the update that led here, if it is known
     sums: tuple[float, ...] = ()  # of the metrics' variables, as StepResult has them
-    stop: float = 0.0  # of METRICS: more than 0 if replicas are to stop
+    stop: float = 0.0  # of METRICS: more than 0 if replicas must stop
     reductions: int = 0  # of the learning rate, since no evaluation improved
     bad: int = 0  # newest step since the load whose update was left out: a loss or a gradient was not finite
     tables: str = ""  # the checkpoint that has the rows of tables; empty: their first values

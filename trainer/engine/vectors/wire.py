@@ -34,7 +34,7 @@ class VectorWire:
     dtype = tf.float32  # of messages
     has_messages = False  # whether a host writes messages for its workers to pull; otherwise they pull its vector
     is_shared = False  # whether vectors, and rows of tables, stay in memory that all tasks map
-    is_per_worker = False  # whether each worker has a message of its own, written with its token
+    is_per_worker = False  # whether each worker has its own message, written with its token
 
     def shape(self, shard: Shard) -> list[int]:
         """Returns the shape of a message."""
@@ -150,7 +150,7 @@ class BFloat16(VectorWire):
 
 FLOAT32, BFLOAT16 = VectorWire(), BFloat16()
 _pack_compiled = tf.function(BFLOAT16.pack_flat, jit_compile=True, autograph=False)
-MESSAGE_WIRES: Mapping[str, VectorWire] = {wire.name: wire for wire in (FLOAT32, BFLOAT16)}  # vectors travel
+MESSAGE_WIRES: Mapping[str, VectorWire] = {wire.name: wire for wire in (FLOAT32, BFLOAT16)}  # that send vectors
 
 
 def _region(vector: tf.Tensor, shard: Shard, offset: int, size: int) -> tf.Tensor:

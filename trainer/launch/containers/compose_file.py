@@ -88,7 +88,7 @@ def _common(mappings: Sequence[Mapping[str, Any]]) -> Section:
 def _service(container: ContainerSpec) -> Section:
     service: Section = {"image": container.image}
     if container.is_our_image:
-        service["pull_policy"] = "never"  # a registry's image of that name would be somebody else's
+        service["pull_policy"] = "never"  # a registry's image of that name would not be ours
     service |= {
         "entrypoint": list(ENTRYPOINT),
         "command": list(container.arguments),

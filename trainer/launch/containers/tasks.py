@@ -178,7 +178,7 @@ class ContainerTasks:
         except docker.errors.NotFound:
             if name not in self._containers:
                 raise
-            container = self._create(self._specs[name])  # somebody removed it
+            container = self._create(self._specs[name])  # removed by someone else
             output = container.attach(stream=True, logs=False)
         self._containers[name] = container
         self._logs[number] = threading.Thread(target=_write_log, args=(output, log), name=f"log of {name}", daemon=True)
@@ -256,7 +256,7 @@ class ContainerTasks:
         container = self._containers[name]
         try:
             container.reload()
-        except docker.errors.NotFound:  # somebody removed it
+        except docker.errors.NotFound:  # removed by someone else
             return False
         return bool(container.attrs["State"]["OOMKilled"])
 

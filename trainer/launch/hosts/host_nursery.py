@@ -72,7 +72,7 @@ def main() -> None:
             pipes.sendall(encode(answer))
             if pipes.has_ended():  # another host cannot be reached
                 return
-            allotted, os.environ[VISIBLE] = os.environ.get(VISIBLE, ""), "-1"  # TensorFlow is to touch no GPU here
+            allotted, os.environ[VISIBLE] = os.environ.get(VISIBLE, ""), "-1"  # TensorFlow must not touch a GPU here
             nursery.import_everything()
             nursery.serve(pipes, can_fork=True, silent_secs=SILENT_SECS, allotted=allotted)
     except OSError as error:

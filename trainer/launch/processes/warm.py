@@ -79,7 +79,7 @@ def connect(
             _send_request(connection, minutes, environment, [stderr.fileno(), memory])
         return connection
     except OSError:
-        return None  # the command starts a nursery of its own
+        return None  # the command starts its own nursery
 
 
 def find() -> Iterator[Warm]:

@@ -62,7 +62,7 @@ def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
             _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
         except TimeoutError:
             return None
-        if len(descriptors) != 3 or not warm.is_ours(connection):  # only looked whether somebody listens
+        if len(descriptors) != 3 or not warm.is_ours(connection):  # only a probe of the socket
             return None
         with open(descriptors[0], "rb") as file:
             file.seek(0)

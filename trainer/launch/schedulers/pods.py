@@ -17,7 +17,7 @@ from trainer.plan.addresses import CONTROL_PORT_OFFSET
 
 RUN_LABEL, TASK_LABEL = "trainer/run", "trainer/task"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-ATTEMPTS = 6  # of a task whose end tells of a fault of its own
+ATTEMPTS = 6  # of a task that failed by itself
 CONTAINER = "task"
 LOST_SECS = 30  # without its node before a pod is replaced; all tasks wait for it. Kubernetes' default is 300
 

@@ -12,7 +12,7 @@ from trainer.plan.devices import tasks_of
 STOP_EARLY_SECS = 120  # before the time limit, so that the run can save; Slurm may be early by up to a minute
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-# A job that is queued again goes on from its newest checkpoint, whatever resume= its command has.
+# A requeued job resumes from its newest checkpoint, whatever resume= its command has.
 # The launcher saves at SIGTERM and ends with 143. If the job still runs then, its time was up, and it is queued again;
 # a job that was cancelled, or preempted, is not in that state any more.
 BODY = """\

@@ -13,7 +13,7 @@ SMOOTHING = 0.9  # weight of the values before, of an exponential moving average
 FEW = 60  # points that are marked one by one
 TICKS = 5
 LARGEST = 1e300
-SAME = 1e-9  # part of their size by which values must differ to be told apart
+SAME = 1e-9  # relative difference below which values count as equal
 
 Points = Sequence[tuple[float, float]]
 

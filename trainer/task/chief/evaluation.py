@@ -29,7 +29,7 @@ class ChiefEvaluation:
     status: TaskPage
     saver: Saver
     keeps_best: bool
-    abandoned: Snapshot | None = None  # not evaluated, because the run is to stop
+    abandoned: Snapshot | None = None  # not evaluated, because the run must stop
 
     def run(self, snapshot: Snapshot) -> dict[str, float]:
         """Returns eval_loss and a score for each metric, and writes them for TensorBoard.

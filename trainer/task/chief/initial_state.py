@@ -32,7 +32,7 @@ class InitialState:
     is_adopted: bool = False  # the shard hosts held it: an earlier chief died, and what it left undone is due
     missed: Sequence[StepResult] = ()  # the last updates before `step`; to be reported if they were not
     checkpoint: str | None = None  # that the state was loaded from
-    result: StepResult | None = None  # of the update that led to the state, as far as the state says
+    result: StepResult | None = None  # of the update that led to the state, if the state has it
 
 
 def start(spec: TaskSpec, runtime: TaskRuntime, engine: Engine, model: Any) -> InitialState:

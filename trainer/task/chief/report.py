@@ -51,7 +51,7 @@ class Report:
         self._config, self._plan, self._status, self._engine = spec.config, spec.plan, status, engine
         self._metrics, self._replicas = metrics, spec.plan.update_batch / spec.plan.replica_batch
         self._history, self.events = history, events
-        self.logs_progress = spec.is_unsupervised or REPORTS_PROGRESS in os.environ  # nobody else shows it
+        self.logs_progress = spec.is_unsupervised or REPORTS_PROGRESS in os.environ  # no other process shows it
         self._every = Every(spec.config.history.every, start=begun)
         self._reported_at, self._reported_step = time.monotonic(), begun
         self._logged_at = time.monotonic()

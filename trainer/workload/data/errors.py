@@ -70,7 +70,7 @@ def users_code(source: str, *, alone: bool = True) -> Iterator[None]:
         own = _users(frames)
         if not own and not alone:
             raise
-        # A generator that TensorFlow calls raises in a thread of its own: its traceback is in the error's text.
+        # A generator that TensorFlow calls raises in another thread: its traceback is in the error's text.
         own = own or _users(re.findall(r'File "(.+)", line (\d+)', str(error)))
         place = "{}, line {}: ".format(*own[-1]) if own else ""
         raise DataError(f"{source}: {place}{_described(error)}") from error

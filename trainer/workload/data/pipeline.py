@@ -18,7 +18,7 @@ ENDLESS = 2**62  # batches
 AHEAD = 2  # batches to prepare while the step runs
 
 Derive = Callable[[Batch], Nest]  # tensors that are made of a batch, ahead of the step too
-Announce = Callable[[Nest], Nest]  # what of those is to be known one batch before
+Announce = Callable[[Nest], Nest]  # what must be known one batch earlier
 
 
 @dataclass(frozen=True)
