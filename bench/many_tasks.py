@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 
 from bench.facts import cpu_model
 from trainer.config.compose import load
-from trainer.launch.attempts import Starter
+from trainer.launch.attempts import PlannedRun, Starter
 from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.launch.planning import make
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import PlannedRun, Supervisor
+from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
 from trainer.observe.peers import roll_call
 from trainer.observe.task_page import TaskPage, TaskState

@@ -14,11 +14,11 @@ from quick_config import load
 
 from trainer.faults import exit_codes
 from trainer.launch import attempts, restarts, silence, supervisor
-from trainer.launch.attempts import RunOutcome
+from trainer.launch.attempts import PlannedRun, RunOutcome
 from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import PlannedRun, Supervisor
+from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
 from trainer.observe.task_page import TaskPage
 from trainer.plan.environment import FINISHED

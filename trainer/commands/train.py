@@ -11,8 +11,8 @@ from trainer.config.command_line import typed
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import planning
+from trainer.launch.attempts import PlannedRun
 from trainer.launch.processes import launcher
-from trainer.launch.supervisor import PlannedRun
 from trainer.observe.machine import this_machine
 from trainer.plan import slurm
 from trainer.plan.checks.installed import require_tensorflow

@@ -6,14 +6,15 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.observe.machine import oom_kills
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.environment import FINISHED, SUPERVISED
-from trainer.plan.plan import Task
+from trainer.plan.plan import Plan, Task
 from trainer.storage import journal
 from trainer.storage.event_log import EventKind, EventLog, RunEvent
 from trainer.storage.journal import Journal
@@ -22,6 +23,15 @@ from trainer.task.log import STARTED
 
 LOG_LINES = 20
 ENDED_EARLY = "its process ended with exit code 0 before its work was done; user code may have called os._exit"
+
+
+class PlannedRun(NamedTuple):
+    """A run whose tasks are to be started."""
+
+    config: RunConfig
+    plan: Plan  # with the addresses by which this process reaches the tasks' pages
+    directory: RunDirectory
+    started_at: float  # when the command was typed, Unix time, seconds
 
 
 class Starter(Protocol):

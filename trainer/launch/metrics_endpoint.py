@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from trainer.config.schema import PrometheusConfig
 from trainer.config.versions import VERSION
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
-from trainer.launch.attempts import Attempts
+from trainer.launch.attempts import Attempts, PlannedRun
 from trainer.launch.restarts import Restarts
 from trainer.observe.page_server import METRICS_TYPE, PageServer, PageServer6, handler
 from trainer.observe.peers import UNIX
-from trainer.plan.plan import Plan
 from trainer.storage import checkpoint
 from trainer.storage.atomic import write_atomically
 from trainer.storage.run_directory import RunDirectory
@@ -33,25 +31,17 @@ class EndpointError(TrainerError):
 class MetricsEndpoint:
     """Answers /metrics while a run lasts, if the config asks for it."""
 
-    def __init__(
-        self,
-        section: PrometheusConfig,
-        facts: Mapping[str, str],
-        plan: Plan,
-        directory: RunDirectory,
-        attempts: Attempts,
-        restarts: Restarts,
-    ) -> None:
+    def __init__(self, planned: PlannedRun, attempts: Attempts, restarts: Restarts) -> None:
         """Listens from now on.
-
-        Args:
-            facts: about the run, besides those of its plan, by label.
 
         Raises:
             EndpointError: if the port is taken.
         """
+        config, plan, directory, _ = planned
         self._attempts, self._restarts, self._directory = attempts, restarts, directory
-        self._facts = {"cluster": plan.cluster, "strategy": plan.strategy, **facts, "version": VERSION}
+        of_plan = {"cluster": plan.cluster, "strategy": plan.strategy}
+        self._facts = {**of_plan, "model": config.model.name, "data": config.data.name, "version": VERSION}
+        section = config.prometheus
         self._server = None if section.port is None else _listen(section, self._text)
         own = None if self._server is None else _target(section.host, self._server.server_address[1])
         targets = [own] if own else [task.control for task in plan.tasks if not task.control.startswith(UNIX)]

@@ -10,12 +10,12 @@ from typing import Any
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import ending, status_file
-from trainer.launch.attempts import RunOutcome, Starter
+from trainer.launch.attempts import PlannedRun, RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.loggers import Loggers
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import PlannedRun, Supervisor
+from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
 from trainer.observe import runs
 from trainer.observe.profile import merge as profile

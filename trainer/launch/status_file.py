@@ -11,31 +11,26 @@ from typing import Any
 
 from trainer.config import versions
 from trainer.config.command_line import program, typed
-from trainer.launch.attempts import Attempts
+from trainer.launch.attempts import Attempts, PlannedRun
 from trainer.observe.page_server import LOOPBACK
 from trainer.observe.peers import UNIX
-from trainer.plan.plan import Plan, Task
+from trainer.plan.plan import Task
 from trainer.storage.atomic import write_atomically
-from trainer.storage.run_directory import RunDirectory
 
 
 class StatusFile:
     """The status.json of one launch."""
 
-    def __init__(self, directory: RunDirectory, plan: Plan, started_at: float) -> None:
-        """Collects the values that stay the same.
-
-        Args:
-            started_at: when the command was typed, Unix time, seconds.
-        """
-        self._path = directory.status
+    def __init__(self, planned: PlannedRun) -> None:
+        """Collects the values that stay the same."""
+        self._path = planned.directory.status
         self._host = socket.gethostname()
-        self._tasks = {task.name: self._facts(task) for task in plan.tasks}
+        self._tasks = {task.name: self._facts(task) for task in planned.plan.tasks}
         self._run = {
             "launcher": {"pid": os.getpid(), "host": self._host, "command": command(), "folder": str(Path.cwd())},
             "versions": versions.describe(),
-            "started_at": started_at,
-            "steps": plan.steps,
+            "started_at": planned.started_at,
+            "steps": planned.plan.steps,
         }
 
     def _facts(self, task: Task) -> dict[str, Any]:

@@ -4,10 +4,8 @@ import math
 import signal
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from trainer.config.schema import RunConfig
-from trainer.launch.attempts import Attempt, Attempts, Failure, RunOutcome, Starter
+from trainer.launch.attempts import Attempt, Attempts, Failure, PlannedRun, RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks, RunView
 from trainer.launch.metrics_endpoint import MetricsEndpoint
 from trainer.launch.progress import Progress
@@ -20,25 +18,14 @@ from trainer.observe.slow import SlowWorkers
 from trainer.observe.stall import describe as describe_stall
 from trainer.observe.task_page import TaskPage
 from trainer.observe.waits import Waits
-from trainer.plan.plan import Plan
 from trainer.storage import requests
 from trainer.storage.event_log import EventKind, RunEvent
 from trainer.storage.requests import Request
-from trainer.storage.run_directory import RunDirectory
 
 POLL_SECS = 0.25
 FAULTS_POLL_SECS = 0.05
 SETTLE_SECS = 0.5  # after a failure: its consequences may be reported before the cause
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
-
-
-class PlannedRun(NamedTuple):
-    """A run whose tasks are to be started."""
-
-    config: RunConfig
-    plan: Plan  # with the addresses by which this process reaches the tasks' pages
-    directory: RunDirectory
-    started_at: float  # when the command was typed, Unix time, seconds
 
 
 class Supervisor:
@@ -53,18 +40,17 @@ class Supervisor:
         faults: FaultHooks | None = None,
     ) -> None:
         """Prepares to start the plan's tasks."""
-        config, plan, directory, started_at = planned
+        config, plan, directory, _ = planned
         self.attempts = Attempts(plan.tasks, directory, starter)
         self._plan, self._directory, self._progress = plan, directory, progress
         self._signals, self._faults = signals, faults
         self._grace_secs = config.timeouts.stop_grace_secs
         self._restarts = Restarts(config.restart, plan, self.attempts, self._say)
-        facts = {"model": config.model.name, "data": config.data.name}
-        self._metrics = MetricsEndpoint(config.prometheus, facts, plan, directory, self.attempts, self._restarts)
+        self._metrics = MetricsEndpoint(planned, self.attempts, self._restarts)
         self._pages = PageReader(self.attempts, config.timeouts.heartbeat_secs)
         self._silence = SilenceWatch(self.attempts, plan, config.timeouts)
         self._slow = SlowWorkers(plan.effective_strategy.when_slow)
-        self._status = StatusFile(directory, plan, started_at)
+        self._status = StatusFile(planned)
         self.waits = Waits(for_all=plan.effective_strategy.waits_for_all)
         self._first_step_at: float | None = None  # Unix time, seconds
         self._obeyed = 0  # signals

@@ -20,10 +20,10 @@ from trainer.config.schema import RunConfig
 from trainer.config.typed import ChaosConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
+from trainer.launch.attempts import PlannedRun
 from trainer.launch.planning import announce
 from trainer.launch.processes import launcher
 from trainer.launch.processes.tasks import ProcessTasks
-from trainer.launch.supervisor import PlannedRun
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
 from trainer.storage.run_directory import RunDirectory, choose, description_folder

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import docker
 
+from trainer.launch.attempts import PlannedRun
 from trainer.launch.containers.on_hosts import ContainersOnHosts, Engines, marked
 from trainer.launch.containers.owners import given_back
 from trainer.launch.containers.spec import container_specs, inside
 from trainer.launch.containers.tasks import ContainerTasks
 from trainer.launch.run import supervise
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import PlannedRun
 from trainer.plan.hosts import host_by_task
 from trainer.storage.lease import Lease
 

@@ -14,11 +14,11 @@ from trainer.config.schema import Launch, RunConfig
 from trainer.config.words import count
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch import ssh
+from trainer.launch.attempts import PlannedRun
 from trainer.launch.hosts.connection import Connection
 from trainer.launch.hosts.tasks import HostTasks
 from trainer.launch.messages import TOKEN, HostFacts, NurseryOrder
 from trainer.launch.run import supervise
-from trainer.launch.supervisor import PlannedRun
 from trainer.observe.machine import this_machine
 from trainer.plan import addresses, slurm
 from trainer.plan.devices import Machine, of_task

@@ -5,12 +5,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from trainer.faults.problems import ConfigError, Problem
+from trainer.launch.attempts import PlannedRun
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.processes import isolation
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.launch.run import supervise
-from trainer.launch.supervisor import PlannedRun
 from trainer.observe.machine import is_local
 from trainer.observe.peers import UNIX, PeerError
 from trainer.plan import addresses
