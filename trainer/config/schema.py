@@ -244,38 +244,40 @@ class OptimizerConfig:
     """The update of the parameters from the mean gradient."""
 
     name: OptimizerName = MISSING
-    learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak rate; schedule, plateau scale it
+    learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak; scaled by schedule, plateau
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
+    # decay of the velocity; 0: no momentum
     momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1) | read_by("sgd", "rmsprop"))
-    nesterov: bool = field(default=False, metadata=read_by("sgd"))
+    nesterov: bool = field(default=False, metadata=read_by("sgd"))  # Nesterov momentum
+    # decay of the average of gradients
     beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lamb", "lion"))
+    # decay of the average of squares; for lion, of gradients
     beta_2: float = field(
         default=0.999, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lamb", "lion")
     )
-    rho: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("rmsprop"))
-    centered: bool = field(default=False, metadata=read_by("rmsprop"))
+    rho: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("rmsprop"))  # decay of squares
+    centered: bool = field(default=False, metadata=read_by("rmsprop"))  # divide by the variance, not the square
+    # initial value of the accumulator of squares
     initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad", "ftrl"))
     # the rate is multiplied by the accumulator to this power
     learning_rate_power: float = field(default=-0.5, metadata=limits(at_most=0) | read_by("ftrl"))
-    l1: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength; sets weights to zero
-    l2: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength
-    l2_shrinkage: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength, by the gradient
-    beta: float = field(
-        default=0.0, metadata=limits(at_least=0) | read_by("ftrl")
-    )  # l2 strength as a share of 1 / rate
+    l1: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # L1 strength; zeroes weights
+    l2: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # L2 strength
+    l2_shrinkage: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # L2, by gradient
+    # L2 strength as a share of 1 / rate
+    beta: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))
     # the weight of a new square in the average is the step to this power
     beta_2_decay: float = field(default=-0.8, metadata=limits(at_most=0) | read_by("adafactor"))
     epsilon_1: float = field(default=1e-30, metadata=limits(above=0) | read_by("adafactor"))  # added to squares
-    epsilon_2: float = field(
-        default=1e-3, metadata=limits(above=0) | read_by("adafactor")
-    )  # lower bound of a parameter's root mean square
+    # lower bound of a parameter's root mean square
+    epsilon_2: float = field(default=1e-3, metadata=limits(above=0) | read_by("adafactor"))
     # upper bound of the root mean square of an update, before the rate is applied
     clip_threshold: float = field(default=1.0, metadata=limits(above=0) | read_by("adafactor"))
     epsilon: float = field(default=1e-7, metadata=limits(above=0))  # added to the divisor of an adaptive update
     weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled; scaled by the rate
-    clip_norm: float | None = field(default=None, metadata=limits(above=0))  # limit of the norm over all shards
+    clip_norm: float | None = field(default=None, metadata=limits(above=0))  # limit of the global gradient norm
     ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
     # settings for the parameters whose paths a pattern matches (fnmatch), e.g. [{match: [*/bias, *norm*], weight_decay:
     # 0}, {match: embedding/*, learning_rate: 0.0001}, {match: backbone/*, frozen: true}]; a later group overrides

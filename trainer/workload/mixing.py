@@ -1,9 +1,7 @@
 """Finds layers and losses whose result for one example depends on the other examples of its batch.
 
-Computed on parts of the batch, they give another result than on the whole.
-
-Two batches are computed that differ in their last examples. A layer with other values for the first ones mixes them.
-BatchNormalization is excluded: it is known to do so.
+Parts of a batch give another result than the whole. Two batches are computed that differ in their last examples: a
+layer with other values for the first ones mixes them. BatchNormalization is excluded: it is known to do so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
