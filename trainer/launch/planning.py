@@ -88,25 +88,18 @@ def announce(
 
 def _question(config: RunConfig, store: Path | None = None) -> ModelProbe:
     """Returns the probe of the model; a run that resumes takes the values of its checkpoint, and no others."""
-    question = ModelProbe.about(
-        config.model,
-        config.data,
-        user=config.user,
-        seed=config.seed,
+    question = replace(
+        ModelProbe.about(config.model, config.data, user=config.user, seed=config.seed),
         precision=config.train.precision.value,
         freezes=freezing(config.optimizer),
-    )
-    question = replace(
-        question,
+        store=None if store is None else str(store),
         sparse=sparse_patterns(config.placement),
         formats=tuple(config.export.formats),
         evaluate_steps=config.evaluate.steps,
     )
     if config.user is not None:
-        question = replace(
-            question, batch=config.train.batch_size // batch_parts(config.cluster, config.device, config.train)
-        )
-    question = replace(question, store=None if store is None else str(store))
+        parts = batch_parts(config.cluster, config.device, config.train)
+        question = replace(question, batch=config.train.batch_size // parts)
     if (checkpoint := initial.resumed(config.run, config.resume)) is None:
         files = initial.files_of(config.model.init) if config.model.init is not None else ()
         return replace(question, init=files)

@@ -102,17 +102,8 @@ class ModelProbe:
     evaluate_steps: int | None = None  # number of batches in an evaluation; None: all of the data, which must end
 
     @classmethod
-    def about(
-        cls,
-        model: ModelConfig,
-        data: DataConfig,
-        *,
-        user: str | None,
-        seed: int,
-        precision: str = "float32",
-        freezes: list[dict[str, Any]] | None = None,
-    ) -> ModelProbe:
-        return cls(asdict(model), {"name": data.name, "options": data.options}, user, seed, precision, freezes or [])
+    def about(cls, model: ModelConfig, data: DataConfig, *, user: str | None, seed: int) -> ModelProbe:
+        return cls(asdict(model), {"name": data.name, "options": data.options}, user, seed)
 
     def key(self) -> str:
         """Returns a digest of what the answer depends on: options, code, user's file, data files, library versions."""
