@@ -50,7 +50,7 @@ def test_each_process_of_a_step_finds_its_role(start, environment, expected):
 @pytest.mark.parametrize(
     ("within", "overrides", "message"),
     [
-        (["srun", "-n5"], [], "the step has 5 tasks, and cluster=2ps4w has 6"),
+        (["srun", "-n5"], [], "the step has 5 tasks, but cluster=2ps4w has 6"),
         (["srun", "-N2", "-n6", "-m", "plane=2"], [], "the step is distributed by plane"),
         (["sh", "-c", ARBITRARY, "sh"], [], "the step is distributed by arbitrary"),
         ([], ["launch=slurm", 'slurm.args="--partition=nowhere"'], "sbatch refused: "),
