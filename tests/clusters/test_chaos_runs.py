@@ -111,7 +111,7 @@ def test_a_run_that_does_not_survive_is_reported_with_its_folder_and_how_to_repe
     run = start("train.steps=150", "restart.max=0", "chaos.random=1", "chaos.kinds=[kill-chief,kill-ps]", *slower)
     assert run.wait() == 1, run.output
     assert "kill-ps is left" in run.output
-    assert f"{run.directory}/kill-chief-01: it ended with exit code 137" in run.output
+    assert f"{run.directory}/kill-chief-01: it ended with" in run.output
     assert "to repeat it: 'chaos.schedule=\"kill chief @" in run.output
     assert results(run)["kinds"][0]["finished"] == 0
 

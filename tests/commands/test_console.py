@@ -407,7 +407,7 @@ REFUSED = [
     ("report.file=/tmp/x", "report.file: cannot be set from the console"),
     ("mode=clean", "mode: cannot be set from the console"),
     ("hydra.run.dir=/tmp", "hydra.run.dir: cannot be set from the console"),
-    ("--multirun", "--multirun: is not an override"),
+    ("--multirun", "--multirun: is not an"),
     ("+experiment@_global_=/tmp/evil.yaml", "experiment: cannot be set from the console"),
     ("model={init:/etc/passwd}", "model: cannot be set from the console"),
     ("model.options.x=${oc.env:HOME}", "model.options.x: cannot be set from the console"),
