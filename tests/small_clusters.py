@@ -14,6 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import keras
@@ -44,6 +45,7 @@ from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import lay_out, tables_offset
+from trainer.plan.spans import Span
 from trainer.plan.strategy import STRATEGIES
 from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import Table, blocks_of
@@ -109,6 +111,7 @@ class Cluster:
         quorum: int = 0,
         max_staleness: int | None = None,
         devices: Sequence[str] = ("/cpu:0",),
+        shares: Sequence[int] | None = None,
         parameters_on: str = "/cpu:0",
         max_part_mib: float | None = None,
         wire: str = "float32",
@@ -122,6 +125,8 @@ class Cluster:
 
         Args:
             build: makes the model; it learns `digits`. Or a workload of other data and with another objective.
+            devices: of each worker, which its replicas take in turn.
+            shares: of each worker, how many replicas it computes; by default one on each device.
             start: the state to begin with; None: the model's first values.
             rewrites: whether TensorFlow optimizes graphs, a seventh of the time of tests of who waits for whom.
         """
@@ -137,8 +142,11 @@ class Cluster:
         shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets, sums=sums)
         self.shards = tuple(replace(shard, is_counted=is_counted) for shard in shards)
         self.strategy = STRATEGIES[strategy]
-        each = len(devices)
-        self.layout = layout_of(self.workload, self.optimizer, len(hosts), workers, BATCH // workers // each * each)
+        self.shares = list(shares or [len(devices)] * workers)
+        self.spans = spans_of(self.shares) if self.strategy.waits_for_all else None
+        pushes = workers if self.spans is None else sum(map(len, self.spans))
+        examples = BATCH // sum(self.shares) * max(self.shares)
+        self.layout = layout_of(self.workload, self.optimizer, len(hosts), pushes, examples)
         self.devices, self.parameters_on, self.options = devices, parameters_on, options
         self._size = (ps, workers, tuple(devices))
         idle = _idle[self._size]
@@ -147,11 +155,11 @@ class Cluster:
         self._has_ended = False
         self._updates = 0
         self.workers = workers
-        self.averaged = {"all": workers, "quorum": quorum, "one": 1}[self.strategy.waits_for]
+        self.quorum = quorum
         self.sends_rows = bool(self.layout.blocks) and not (wire == "memory" and self.strategy.waits_for_all)
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
-            sizes, file = (self.shards, self.strategy, workers), os.memfd_create("test")
+            sizes, file = (self.shards, self.strategy, pushes), os.memfd_create("test")
             self._open.callback(os.close, file)
             path = self._open.enter_context(lay_out(file, *sizes, self.layout))
             self.wire: VectorWire = MemoryWire(path, *sizes)
@@ -164,7 +172,7 @@ class Cluster:
         self.payloads = Payloads.of(self.layout.blocks, self.wire, boxes) if self.sends_rows else None
         self.engines = [self._engine(index) for index in range(workers)]
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
-        common |= {"wire": self.wire, "payloads": self.payloads}
+        common |= {"wire": self.wire, "payloads": self.payloads, "spans": self.spans}
         common |= {"async": {"max_staleness": max_staleness}, "backup": {"quorum": quorum}}.get(strategy, {})
         self.hosts = [HOSTS[strategy](index=i, tables=self._table_host(i), **common) for i in range(len(self.shards))]
         self._connected: list[ShardHost | ShardedEngine] = []
@@ -250,26 +258,28 @@ class Cluster:
         return TableHost(self.tables or private(self.layout), index, self.optimizer, seed=SEED)
 
     def _engine(self, index: int) -> ShardedEngine:
-        task, each = f"worker:{index}", len(self.devices)
+        task, first, share = f"worker:{index}", sum(self.shares[:index]), self.shares[index]
+        averaged = {"all": sum(self.shares) / share, "quorum": self.quorum, "one": 1}[self.strategy.waits_for]
         touches = touches_of(self.workload, self.layout)
         mine = [
             make_replica(
                 self.workload,
-                index * each + number,
-                self.workers * each,
-                device=device_of(task, device),
+                first + number,
+                sum(self.shares),
+                device=device_of(task, self.devices[number % len(self.devices)]),
                 stop=self.steps if self.strategy.waits_for_all else 2**62,
                 touches=touches,
                 announces=self.sends_rows,
                 **self.options,
             )
-            for number, device in enumerate(self.devices)
+            for number in range(share)
         ]
         return ShardedEngine(
             WorkerSpec(
                 task=task,
                 workers=self.workers,
-                averaged=self.averaged,
+                averaged=averaged,
+                spans=self.spans,
                 shards=self.shards,
                 optimizer=self.optimizer,
                 replicas=mine,
@@ -282,7 +292,7 @@ class Cluster:
 
     def _table_worker(self, touches: Touches, index: int) -> Tables:
         if not self.sends_rows:
-            return TableWorker(self.tables, touches, index)
+            return TableWorker(self.tables, touches, sum(map(len, (self.spans or ())[:index])))
         return SentTables(self.payloads, self.layout.slots, self.shards, touches, worker=index)
 
     def _connect(self, one: ShardHost | ShardedEngine, name: str) -> None:
@@ -308,6 +318,12 @@ def _start_servers(ps: int, workers: int, devices: tuple[str, ...]) -> Servers:
     )
     plan = Plan("test", "sync", STEPS, BATCH, tasks, (), 96, ())
     return tasks, {task.name: start_server(plan, task) for task in tasks}
+
+
+def spans_of(shares: Sequence[int]) -> list[list[Span]]:
+    """Returns the spans of workers that compute so many replicas each."""
+    ends = [0, *accumulate(shares)]
+    return [Span(0, sum(shares)).within(range(*pair)) for pair in pairwise(ends)]
 
 
 def end_trained() -> None:

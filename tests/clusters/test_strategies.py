@@ -64,6 +64,49 @@ def test_replicas_inside_one_process_have_the_bits_of_as_many_workers(finish: Fi
     assert _losses(inside) == _losses(between)
 
 
+NORMED = """
+import keras
+
+
+def normed(input_shape, classes):
+    hidden = keras.layers.Conv2D(8, 3, activation="relu")(inputs := keras.Input(input_shape))
+    hidden = keras.layers.Flatten()(keras.layers.BatchNormalization()(hidden))
+    return keras.Model(inputs, keras.layers.Dense(classes)(keras.layers.Dropout(0.3)(hidden)))
+"""
+MODELS = {
+    "mlp": ["model=mlp"],
+    "BatchNorm and Dropout": ["model=normed"],
+    "tables": ["experiment=clicks"],
+    "clipped": ["model=mlp", "optimizer.clip_norm=0.5"],
+    "float16": ["model=mlp", "train.precision=mixed_float16"],
+    "accumulated": ["model=mlp", "train.accumulate=4"],
+}
+SHAPES = [
+    *(["cluster=local"], ["cluster=1ps1w"], ["cluster=2ps2w"], ["cluster=2ps3w"], ["cluster=1ps8w"], ["cluster=8w"]),
+    ["cluster=2ps3w", "strategy.wire=memory"],
+    ["cluster=2ps3w", "strategy.wire=float32"],
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", MODELS)
+def test_no_bit_depends_on_which_workers_compute_the_replicas(model: str, finish: Finish, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(NORMED)
+    given = ["train.replicas=8", "train.batch_size=64", "train.steps=25", "seed=7", *MODELS[model]]
+    given += [f"user={tmp_path / 'mine.py'}"] if "normed" in given[-1] else []
+    runs = [finish(*shape, *given, f"run=run{number}") for number, shape in enumerate(SHAPES)]
+    assert len({run.summary()["params_sha256"] for run in runs}) == 1
+
+
+def test_a_run_that_continues_on_other_workers_ends_with_the_bits_of_one_process(finish: Finish):
+    given = ["train.replicas=5", *SHORT[:2], "train.batch_size=80"]
+    unbroken = finish("cluster=local", "run=unbroken", "train.steps=24", *given)
+    finish("cluster=1ps2w", "run=moved", "train.steps=12", *given)
+    moved = finish("cluster=1ps3w", "run=moved", "train.steps=24", *given)
+    assert moved.summary()["resumed_from"] is not None
+    assert moved.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+
+
 DIVIDED = """
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""The push of a worker: the mean over its replicas, clipped by the worker under async."""
+"""The push of a worker: sums over its replicas, or their mean, clipped by the worker under async."""
 
 from __future__ import annotations
 
@@ -12,20 +12,13 @@ import pytest
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import (
-    Computed,
-    Replica,
-    Requests,
-    compute,
-    in_step,
-    mean_computed,
-    mean_over_replicas,
-    run_step,
-)
+from trainer.engine.combine import mean_computed, mean_over_replicas, sums_over_replicas
+from trainer.engine.compute import Computed, Replica, Requests, compute, in_step, pack_float32, run_step
 from trainer.engine.update import divided
 from trainer.engine.vectors import packing
 from trainer.plan.layout import LANES, METRICS, Parameter, Shard
 from trainer.plan.placement import place
+from trainer.plan.spans import Span
 from trainer.workload import loss_scale
 from trainer.workload.data.examples import Batch
 from trainer.workload.data.pipeline import Batches
@@ -118,6 +111,23 @@ def test_the_headers_are_copied_bit_for_bit_in_a_v1_graph(options):
         step, _ = mean_over_replicas(given, tags, two_shards(), **options)
         found = session.run(step, dict(zip(tags, HEADERS.view(np.float32), strict=True)))
     assert [vector.view(np.int32)[-LANES:].tolist() for vector in found] == HEADERS.tolist()
+
+
+def test_replicas_are_pushed_as_the_sums_of_their_spans():
+    spans = [Span(1, 1), Span(2, 2)]
+    numbers: list[int] = []
+
+    def write(trainable: Any, rest: Any, shard: Shard, push: int) -> tf.Tensor:
+        numbers.append(push)
+        return pack_float32(trainable, rest, shard)
+
+    sums = sums_over_replicas([packed(1.0), packed(3.0), packed(4.0)], headers(), two_shards(), spans, write)
+    assert numbers == [0, 0, 1, 1]
+    assert [named([vector.numpy() for vector in of_span]) for of_span in sums] == [
+        {path: value.tolist() for path, value in values(factor).items()} for factor in (1.0, 7.0)
+    ]
+    tags = [vector.numpy().view(np.int32)[-LANES:].tolist() for of_span in sums for vector in of_span]
+    assert tags == HEADERS.tolist() * 2
 
 
 def test_the_push_of_one_replica_stays_as_it_is():

@@ -173,7 +173,7 @@ def test_rows_come_and_go_as_the_rules_say(hosts: int, tmp_path: Path):
     with tf.Graph().as_default():
         owners = [TableHost(blocks, host, sgd, seed=SEED) for host in range(hosts)]
         tag = tf.compat.v1.placeholder(tf.int64, [])
-        collected = [owner.collect(tag, tf.constant(False), [], workers=[0]) for owner in owners]
+        collected = [owner.collect(tag, tf.constant(False), [], pushes=[0]) for owner in owners]
         at, rate = tag % GENERATION_STRIDE, tf.constant(0.0)
         updates = [owner.finish(one, at, rate) for owner, one in zip(owners, collected, strict=True)]
         loads = [owner.load(tf.constant("")) for owner in owners]

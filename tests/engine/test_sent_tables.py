@@ -105,7 +105,7 @@ def test_rows_are_given_as_they_were_when_the_state_was_held():
     (memory,) = blocks = private(layout)
     with tf.Graph().as_default():
         host, number = TableHost(blocks, 1, adagrad, seed=7), tf.compat.v1.placeholder(tf.int64, [])
-        collected = host.collect(number, tf.constant(False), [], workers=[0])
+        collected = host.collect(number, tf.constant(False), [], pushes=[0])
         update, load = host.finish(collected, number, tf.constant(0.0)), host.load(tf.constant(""))
         with tf.compat.v1.Session() as session:
 
@@ -197,10 +197,10 @@ def test_what_is_written_into_a_message_can_be_read(numbers):
         np.testing.assert_allclose(found, one, rtol=ROUNDED if is_rounded else 0)
     with pytest.raises(DataError, match="different ids"):
         payloads.read_rows(sent_rows, [[own + (own == own[0]) for own in asked[0]]])
-    messages = payloads.write_push(pushed, asked)
+    messages = payloads.write_push([pushed, pushed], asked)
     for host, message in enumerate(messages):
         assert message.dtype == numbers
-        gradients, needed = payloads.read_push(message)
+        (*_, gradients), needed = payloads.read_push(message)
         for block, (at, rows), (every, values) in zip(blocks, gradients, pushed, strict=True):
             is_own = every // block.held == host
             assert np.array_equal(at, every[is_own])

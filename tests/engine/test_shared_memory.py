@@ -35,12 +35,12 @@ def memory() -> Iterator[MemoryWire]:
 
 def test_places_begin_at_pages_and_do_not_overlap():
     ends = 0
-    for shard, offset in places(SHARDS, SYNC, workers=2):
+    for shard, offset in places(SHARDS, SYNC, pushes=2):
         assert offset % PAGE == 0
         assert offset >= ends
         ends = offset + shard.nbytes
-    assert nbytes(SHARDS, SYNC, workers=2) == ends
-    assert len(list(places(SHARDS, SYNC, workers=2))) == 6
+    assert nbytes(SHARDS, SYNC, pushes=2) == ends
+    assert len(list(places(SHARDS, SYNC, pushes=2))) == 6
 
 
 def test_the_file_is_empty_after_a_run_and_all_zeros_in_the_next():
@@ -65,7 +65,7 @@ def test_pieces_are_read_back_as_one_vector(memory):
     vectors = {(s, w): np.full(SHARDS[s].size, 10 * s + w, np.float32) for s in (0, 1) for w in (0, 1)}
     with tf.Graph().as_default() as graph:
         put = [memory.put([v[:3], v[3:]], SHARDS[s], memory.place_of(w)) for (s, w), v in vectors.items()]
-        read = [memory.read_gradients(tf.constant([1, 2, 0]), SHARDS[s], w) for s, w in vectors]
+        read = [vector for s in (0, 1) for vector in memory.read_gradients(tf.constant([1, 2, 0]), SHARDS[s], [0, 1])]
     vectors_read = run(*put, *read, graph=graph)
     for found, expected in zip(vectors_read, [*vectors.values()] * 2, strict=True):
         np.testing.assert_array_equal(found, expected)

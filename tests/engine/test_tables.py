@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_clusters import SEED, Cluster, make_local, to_the_end, values_of
+from small_clusters import SEED, Cluster, make_local, spans_of, to_the_end, values_of
 from test_rejoin import AT_STEPS, dying
 
 from trainer.config.schema import OptimizerConfig, OptimizerName, RowRule, SparseConfig
@@ -19,8 +19,9 @@ from trainer.engine.tables import exact_sum
 from trainer.engine.tables.first_values import first_values
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.mapping import private
-from trainer.engine.tables.memory import BlockMemory, sum_pushed
+from trainer.engine.tables.memory import BlockMemory, add_pushed, sum_pushed
 from trainer.engine.tables.touches import check_ids
+from trainer.plan.spans import Span
 from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import FirstValues, SparsePattern, Table, blocks_of
 from trainer.task import table_files
@@ -243,7 +244,7 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
     with tf.Graph().as_default():
         hosts = [TableHost(memory, host, config, seed=SEED) for host in range(2)]
         step = tf.compat.v1.placeholder(tf.int64, [])
-        collected = [host.collect(step, tf.constant(False), [], workers=[0, 1]) for host in hosts]
+        collected = [host.collect(step, tf.constant(False), [], pushes=[0, 1]) for host in hosts]
         updates = [host.finish(one, step, tf.constant(0.0)) for host, one in zip(hosts, collected, strict=True)]
         loads = [host.load(tf.constant("")) for host in hosts]
         fed = [tf.compat.v1.placeholder(tf.float32, [None, 3]) for _ in range(2 + len(config.slots()))]
@@ -282,7 +283,7 @@ def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
     with tf.Graph().as_default():
         hosts = [TableHost(memory, host, config, seed=SEED) for host in range(2)]
         at = tf.compat.v1.placeholder(tf.int64, [])
-        collected = [host.collect(at, tf.constant(False), [], workers=[0]) for host in hosts]
+        collected = [host.collect(at, tf.constant(False), [], pushes=[0]) for host in hosts]
         updates = [host.finish(one, at, tf.constant(0.0)) for host, one in zip(hosts, collected, strict=True)]
         loads = [host.load(tf.constant("")) for host in hosts]
         with tf.compat.v1.Session() as session:
@@ -331,13 +332,25 @@ def test_every_row_has_a_place_of_its_own(rows):
         assert np.array_equal(places // block.held, numbers % hosts)
 
 
-def test_sums_are_made_in_the_order_of_the_workers():
+def test_rows_are_summed_in_the_order_of_the_replicas():
     pushed = [(np.array([1, 4]), np.float32([[1e8], [1]])), (np.array([1, 3]), np.float32([[-1e8], [2]]))]
     pushed.append((np.array([1]), np.float32([[1]])))
     places, rows = sum_pushed(pushed)
     assert (places.tolist(), rows.tolist()) == ([1, 3, 4], [[1.0], [2.0], [1.0]])
     _, other_order = sum_pushed([pushed[2], *pushed[:2]])
     assert other_order.tolist() == [[0.0], [2.0], [1.0]]
+
+
+@pytest.mark.parametrize("shares", [[7], [3, 4], [4, 3], [2, 2, 3], [1, 5, 1]], ids=str)
+def test_no_bit_of_a_sum_of_rows_depends_on_who_summed_what(shares):
+    random = np.random.default_rng(5)
+    places = [np.flatnonzero(random.random(40) < 0.4) for _ in range(7)]
+    pushed = [(own, random.standard_normal((len(own), 3), np.float32)) for own in places]
+    replicas = {Span(number, 1): own for number, own in enumerate(pushed)}
+    spans = [span for of_worker in spans_of(shares) for span in of_worker]
+    found = sum_pushed([span.sum(replicas, add_pushed) for span in spans], spans)
+    for own, expected in zip(found, sum_pushed(pushed), strict=True):
+        assert own.tobytes() == expected.tobytes()
 
 
 REFUSED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_clusters import spans_of
 
 from trainer.config.schema import OptimizerConfig, OptimizerName, PlateauConfig
 from trainer.engine import optimizers
@@ -19,6 +21,7 @@ from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.plan.layout import METRICS, Parameter, Shard
 from trainer.plan.placement import place
+from trainer.plan.spans import Span
 from trainer.workload import loss_scale
 
 pytestmark = pytest.mark.slow
@@ -147,20 +150,29 @@ def test_the_header_has_the_next_step():
     assert update.tags(after) == [2, 5]
 
 
-def test_the_sum_is_formed_in_the_order_given():
+def test_neighbours_are_summed_first():
     big, small = np.float32([2.0**24]), np.float32([1.0])
-    forward = packing.mean_of([tf.constant(v) for v in (big, small, small, -big)])
-    backward = packing.mean_of([tf.constant(v) for v in (small, small, big, -big)])
-    assert (forward.numpy().tolist(), backward.numpy().tolist()) == ([0.0], [0.5])
+    apart = packing.mean_of([tf.constant(v) for v in (big, small, small, -big)])
+    together = packing.mean_of([tf.constant(v) for v in (small, small, big, -big)])
+    assert (apart.numpy().tolist(), together.numpy().tolist()) == ([0.25], [0.5])
 
 
-def test_an_update_keeps_that_order():
+@pytest.mark.parametrize("shares", [[7], [1] * 7, [3, 4], [4, 3], [2, 2, 3], [1, 5, 1]], ids=str)
+def test_no_bit_of_a_mean_depends_on_who_summed_what(shares):
+    random = np.random.default_rng(3)
+    gradients = {Span(number, 1): tf.constant(random.standard_normal(99, np.float32)) for number in range(7)}
+    spans = [span for of_worker in spans_of(shares) for span in of_worker]
+    found = packing.mean_of([span.sum(gradients, operator.add) for span in spans], spans=spans)
+    assert found.numpy().tobytes() == packing.mean_of(list(gradients.values())).numpy().tobytes()
+
+
+def test_an_update_keeps_this_order():
     update = Update(one_shard())
     pushed = [vector(update.shard, n * ONES) for n in (2.0**24, 1.0, 1.0, -(2.0**24))]
     after, _ = update(vector(update.shard, ONES), pushed)
     turned, _ = update(vector(update.shard, ONES), [*pushed[1:3], pushed[0], pushed[3]])
     found = [update.named(flat)["dense/kernel"][0, 0] for flat in (after, turned)]
-    assert found == [1.0, 0.75]
+    assert found == [0.875, 0.75]
 
 
 def test_the_pushed_headers_are_ignored():

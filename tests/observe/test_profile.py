@@ -21,7 +21,7 @@ from trainer.config import help_page
 from trainer.faults import exit_codes
 from trainer.observe.profile import clock, record, shares
 from trainer.observe.profile.__main__ import main
-from trainer.observe.profile.attempts import Profile, Span, read
+from trainer.observe.profile.attempts import Interval, Profile, read
 from trainer.observe.profile.clock import Offset, best, estimate
 from trainer.observe.profile.merge import describe, merge
 from trainer.observe.profile.record import REPLICA, SHARD, Recorder
@@ -103,12 +103,12 @@ def only_step(profile: Profile, row: str = REPLICA) -> Any:
 def test_a_phase_begins_where_the_one_before_it_ended():
     found = only_step(read_lines(worker_0=[born("worker:0"), step(7, 10.0, 15.0, wait=11.0, compute=14.0)]))
     assert (found.number, found.began, found.ended) == (7, 10.0, 15.0)
-    assert found.spans == (Span("wait", 10.0, 11.0), Span("compute", 11.0, 14.0))
+    assert found.spans == (Interval("wait", 10.0, 11.0), Interval("compute", 11.0, 14.0))
 
 
 def test_a_batch_that_arrived_before_the_parameters_was_not_waited_for():
     found = only_step(read_lines(worker_0=[born("worker:0"), step(1, 10.0, 15.0, pull=12.0, input=10.5, compute=14.0)]))
-    assert found.spans[1:] == (Span("input", 12.0, 12.0), Span("compute", 12.0, 14.0))
+    assert found.spans[1:] == (Interval("input", 12.0, 12.0), Interval("compute", 12.0, 14.0))
 
 
 def test_what_hosts_stamped_is_put_on_the_chiefs_clock():
@@ -124,11 +124,11 @@ def test_what_hosts_stamped_is_put_on_the_chiefs_clock():
         worker_0=[born("worker:0"), step(1, 10.0, 16.0, **ends)],
     )
     ps, worker = profile.attempts
-    assert ps.rows[SHARD][0].spans == (Span("wait", 10.0, 15.5),)
+    assert ps.rows[SHARD][0].spans == (Interval("wait", 10.0, 15.5),)
     assert worker.rows[REPLICA][0].spans == (
-        Span("wait", 10.0, 11.0),
-        Span("compute", 11.0, 14.0),
-        Span("push", 14.0, 15.0),
+        Interval("wait", 10.0, 11.0),
+        Interval("compute", 11.0, 14.0),
+        Interval("push", 14.0, 15.0),
     )
     assert profile.offsets == {"ps:0": Offset(-100.0, 0.001)}
 
@@ -136,7 +136,7 @@ def test_what_hosts_stamped_is_put_on_the_chiefs_clock():
 def test_a_clock_that_cannot_be_right_makes_no_phase_negative():
     ends = {"wait": {"ps:0": 5.0}, "compute": 14.0, "push": {"ps:0": 90.0}}
     found = only_step(read_lines(worker_0=[born("worker:0"), step(1, 10.0, 15.0, **ends)]))
-    assert found.spans == (Span("wait", 10.0, 10.0), Span("compute", 10.0, 14.0), Span("push", 14.0, 15.0))
+    assert found.spans == (Interval("wait", 10.0, 10.0), Interval("compute", 10.0, 14.0), Interval("push", 14.0, 15.0))
 
 
 def test_the_line_that_a_killed_task_did_not_finish_is_left_out_and_counted():

@@ -316,6 +316,50 @@ def test_a_ps_has_the_cores_that_workers_leave_when_they_wait_for_it():
     assert by_task(planned("cluster=2ps4w"), "intra_op_threads")["ps:1"] == 4
 
 
+@pytest.mark.parametrize("cluster", ["local", "1ps1w", "2ps2w", "1ps4w", "4w"])
+def test_threads_of_a_replica_do_not_depend_on_how_many_workers_share_them_out(cluster):
+    plan = planned(f"cluster={cluster}", "train.replicas=4")
+    assert {task.intra_op_threads for task in plan.workers} == {2}
+    assert plan.replicas == 4
+
+
+def test_replicas_are_shared_out_and_use_all_cores_of_a_worker():
+    plan = planned("cluster=1ps3w", "train.replicas=8")
+    shares = {"worker:0": 3, "worker:1": 3, "worker:2": 2}
+    assert {task.name: len(task.replicas) for task in plan.workers} == shares
+    assert [plan.replica_numbers(task) for task in plan.workers] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert plan.workers[0].replicas == ("/cpu:0", "/cpu:1", "/cpu:0")  # 8 cores, 3 workers, 1 thread for each replica
+
+
+def test_a_gpu_computes_its_replicas_in_turn():
+    plan = planned(
+        "cluster=1ps2w",
+        "train.replicas=6",
+        "train.batch_size=48",
+        "+device.memory_fraction={worker:0.4}",
+        "+device.gpus={worker:[0,1]}",
+        "device.replicas=[/gpu:0,/gpu:1]",
+        on=TWO_GPUS,
+    )
+    assert by_task(plan, "replicas")["worker:1"] == ("/gpu:0", "/gpu:1", "/gpu:0")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pushed"),
+    [
+        ("1ps1w", [[(0, 8)]]),
+        ("2ps4w", [[(0, 2)], [(2, 2)], [(4, 2)], [(6, 2)]]),
+        ("1ps3w", [[(0, 2), (2, 1)], [(3, 1), (4, 2)], [(6, 2)]]),
+    ],
+)
+def test_a_worker_pushes_one_sum_for_each_span_of_its_replicas(cluster, pushed):
+    plan = planned(f"cluster={cluster}", "train.replicas=8", "strategy.wire=float32")
+    assert [[tuple(span) for span in spans] for spans in plan.spans] == pushed
+    (once,) = {shard.nbytes for shard in plan.shards if shard.host == "ps:0"}
+    sent = [plan.link_nbytes()[f"{task.name} - ps:0"] // once for task in plan.workers]
+    assert sent == [1 + len(spans) for spans in pushed]  # and the vector that it pulls
+
+
 def test_every_task_has_a_thread():
     assert by_task(planned("cluster=4w", on=Machine(cores=2, gpus=0)), "intra_op_threads") == {
         f"worker:{index}": 1 for index in range(4)

@@ -131,6 +131,11 @@ BAD = {
         "cluster=2ps4w train.batch_size=255",
         "cluster=2w device.replicas=[/cpu:0,/cpu:1] train.accumulate=3",
     ],
+    "train.replicas/not-divisible": [
+        "cluster=1ps3w strategy=async train.replicas=4 train.batch_size=12",
+        "cluster=3w strategy=all_reduce train.replicas=4 train.batch_size=12",
+    ],
+    "train.replicas/out-of-range": ["cluster=2ps4w train.replicas=2"],
     "train.batch_size/over-capacity": ["cluster=2ps4w train.batch_size=8008"],
 }
 

@@ -87,7 +87,7 @@ def test_replicas_have_a_column_if_a_worker_has_more_than_one(capsys):
     assert [row[5:7] for row in rows(printed(capsys, shown))[:3]] == [
         ["replicas", "replica batch"],
         ["", ""],
-        ["/cpu:0 /cpu:1", "32"],
+        ["0-1 on /cpu:0 /cpu:1", "32"],
     ]
 
 

@@ -391,6 +391,9 @@ class PlacementConfig:
 class TrainConfig:
     steps: int = field(default=300, metadata=limits(at_least=1))  # global steps: updates of the parameters
     batch_size: int = field(default=256, metadata=limits(at_least=1))  # examples in one step, over all replicas
+    # copies of the model, each of which computes its part of every batch; workers share them, and the result does not
+    # depend on how; default: one for each worker, or for each of its device.replicas
+    replicas: int | None = field(default=None, metadata=limits(at_least=1))
     # passes over the training data, instead of steps; examples of the next pass fill up the last batch
     epochs: int | None = field(default=None, metadata=limits(at_least=1))
     # microbatches of a replica, computed one after the other to save memory

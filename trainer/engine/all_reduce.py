@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Replica, Requests, in_step, mean_computed, run_step
+from trainer.engine.combine import mean_computed
+from trainer.engine.compute import Replica, Requests, in_step, run_step
 from trainer.engine.data_wait import DataWait
 from trainer.engine.instruments import now
 from trainer.engine.step_result import StepResult

@@ -12,12 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.config.schema import OptimizerConfig
-from trainer.engine import optimizers
 from trainer.engine.frozen import Copy
-from trainer.engine.update import DIVISOR, squares_order
 from trainer.engine.vectors import packing
-from trainer.engine.vectors.packing import Tensors, TrainableAndRest, halves, mean_of
+from trainer.engine.vectors.packing import Tensors, TrainableAndRest
 from trainer.engine.vectors.wire import FLOAT32
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
@@ -179,69 +176,16 @@ def _log_bad(replica: int, name: Any, step: int, others: int) -> None:
     _log.error("replica %d: %s%s NaN or infinite at step %d", replica, first, more, step)
 
 
-def mean_computed(computed: Sequence[Computed]) -> Computed:
-    """Returns the mean over a worker's replicas, in their order."""
-    if len(computed) == 1:
-        return computed[0]
-    mean = tf.nest.map_structure(lambda *values: mean_of(values), *computed)
-    assert isinstance(mean, Computed)
-    return mean
-
-
-def mean_over_replicas(
-    packed: Sequence[Sequence[tf.Tensor]],
-    headers: Sequence[tf.Tensor],
-    shards: Sequence[Shard],
-    *,
-    clip: OptimizerConfig | None = None,
-    write: Write = pack_float32,
-    rows: Sequence[tf.Tensor] = (),
-) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-    """Packs the mean over a worker's replicas for each shard; also returns the factor of clipping.
-
-    Args:
-        packed: by replica and shard, in float32.
-        headers: [LANES] the tags of a push to each shard; to be copied, never computed with.
-        clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
-        rows: mean gradients of rows of tables, which count in the norm too.
-    """
-    if len(packed) == 1 and clip is None:
-        regions = [halves(vector, shard) for vector, shard in zip(packed[0], shards, strict=True)]
-        return [write([one.trainable], [one.rest], shard) for one, shard in zip(regions, shards, strict=True)], None
-    square = tf.add_n([tf.reduce_sum(tf.square(one)) for one in rows]) if clip is not None and rows else None
-
-    @tf.function(jit_compile=True, autograph=False)
-    def combine(
-        packed: Sequence[Sequence[tf.Tensor]], square: tf.Tensor | None
-    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-        means = [mean_of([one[i] for one in packed])[: shard.header_offset] for i, shard in enumerate(shards)]
-        return (means, None) if clip is None else _clipped(means, shards, clip, square)
-
-    means, scale = combine([list(one) for one in packed], square)
-    return [
-        write([mean[: shard.trainable_size]], [mean[shard.trainable_size :], header], shard)
-        for mean, header, shard in zip(means, headers, shards, strict=True)
-    ], scale
-
-
-def _clipped(
-    means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig, square: tf.Tensor | None
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Returns the clipped means, and their factor; `square` [] is that of other gradients in the norm."""
-    squares = [
-        optimizers.square_sums(mean, [(piece.offset, piece.padded) for piece in shard.trainable])
-        for mean, shard in zip(means, shards, strict=True)
-    ]
-    all_squares = tf.gather(tf.concat(squares, 0), squares_order(shards))
-    if square is not None:
-        all_squares = tf.concat([all_squares, tf.reshape(square, [1])], 0)
-    if shards[0].is_counted:  # the host will divide by it
-        all_squares /= tf.square(means[0][shards[0].metrics_offset + DIVISOR])
-    scale = optimizers.clip_scale(config, all_squares)
-    return [
-        tf.concat([mean[: shard.trainable_size] * scale, mean[shard.trainable_size :]], 0)
-        for mean, shard in zip(means, shards, strict=True)
-    ], scale
+def in_turn(replicas: Sequence[Replica], run: Callable[[int], Packed]) -> list[Packed]:
+    """Runs the replicas, by index; those of one device take turns, so that it holds one at a time."""
+    computed: list[Packed] = []
+    last: dict[str | None, Packed] = {}  # by device
+    for index, replica in enumerate(replicas):
+        before = last.get(replica.device)
+        with tf.control_dependencies([] if before is None else [*before.vectors, *before.rows]):
+            last[replica.device] = run(index)
+        computed.append(last[replica.device])
+    return computed
 
 
 def in_step(batches: Any, step: tf.Tensor) -> Any:

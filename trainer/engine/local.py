@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Replica, Requests, compute, in_step
+from trainer.engine.compute import Packed, Replica, Requests, compute, in_step, in_turn
 from trainer.engine.data_wait import BatchCount
 from trainer.engine.instruments import GraphClock, now
 from trainer.engine.session_engine import SessionEngine
@@ -20,6 +20,7 @@ from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.engine.vectors.wire import FLOAT32
 from trainer.plan.layout import Shard
+from trainer.plan.spans import each_alone
 
 v1 = tf.compat.v1
 
@@ -116,18 +117,23 @@ class LocalEngine(SessionEngine):
         tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
         generation, step = tf.unstack(tf.cast(tags, tf.int64))
         tag = generation * packing.GENERATION_STRIDE + step
-        computed = []
-        for replica, batches in zip(replicas, self._batches, strict=True):
+
+        def run(index: int) -> Packed:
+            batches = self._batches[index]
             (rows,) = self._tables.rows_of_step([batches.derived], tag, ())
             halves, batch = [packing.halves(flat, shard)], in_step(batches, step)
-            computed.append(compute(halves, [header], [shard], replica, batch, self._requests, rows=rows))
+            return compute(halves, [header], [shard], replicas[index], batch, self._requests, rows=rows)
+
+        computed = in_turn(replicas, run)
         packed = [one.vectors[0] for one in computed]
-        left = self._tables.leave_each([one.derived for one in self._batches], [one.rows for one in computed])
+        derived = [batches.derived for batches in self._batches]
+        sums = self._tables.sum_gradients(derived, [one.rows for one in computed], each_alone(len(replicas)))
+        left = self._tables.leave(sums, ())
         computed_at = now([*packed, *left])
         self._clock.end_at("compute", computed_at)
         order, scaled = squares_order([shard]), is_scaled([shard])
         decide = partial(judge, flat, packed, shard, FLOAT32, scaled=scaled)
-        moved_rows = self._table_host.begin(tag, decide, [*packed, *left], workers=list(range(len(replicas))))
+        moved_rows = self._table_host.begin(tag, decide, [*packed, *left], pushes=list(range(len(replicas))))
         exchange = moved_rows.extend(lambda own: tf.gather(own, order), self._table_host.square_sum)
         update = make_update(shard, optimizer, exchange, scaled=scaled)
         with tf.device(parameters):

@@ -32,7 +32,7 @@ class SessionEngine:
     replicas: Sequence[Replica]
 
     _requests: Requests
-    _averaged = 1  # workers whose gradients an update averages
+    _averaged: float = 1  # what an update divides the requests of this process by
     _step: list[Any]  # [tags, metrics, time when vectors and batches were here, time when computed, [pushes, *stamps]]
     _gradients: Any  # packed
     _batch_count: BatchCount

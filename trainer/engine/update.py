@@ -1,4 +1,4 @@
-"""Updates a shard: averages the gradients in the order of the workers, and applies the optimizer."""
+"""Updates a shard: averages the gradients in the order of plan/spans.py, and applies the optimizer."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +14,7 @@ from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import TrainableAndRest, mean_of
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import METRICS, Shard
+from trainer.plan.spans import Span
 from trainer.workload import loss_scale
 
 Slots = dict[str, Tensor]
@@ -29,7 +30,13 @@ LOSS, STOP, OVERFLOW, BAD, REDUCTIONS, DIVISOR = (
 
 
 def make_update(
-    shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False, wire: VectorWire = FLOAT32
+    shard: Shard,
+    config: OptimizerConfig,
+    exchange: Exchange,
+    *,
+    scaled: bool = False,
+    wire: VectorWire = FLOAT32,
+    spans: Sequence[Span] | None = None,
 ) -> Update:
     """Builds the update of one shard, compiled by XLA into one pass over its vectors if the optimizer allows it.
 
@@ -40,6 +47,7 @@ def make_update(
         exchange: brings together the squared norms of all shards; called only when gradients are clipped.
         scaled: also skips updates whose gradients overflowed, and adjusts the loss scale.
         wire: for which the gradients were packed.
+        spans: the replicas that each push is the sum of; by default one each.
     """
 
     @tf.function(jit_compile=True, autograph=False)
@@ -64,14 +72,14 @@ def make_update(
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     def mean(packed: Sequence[Tensor], chosen: Tensor | None) -> TrainableAndRest:
-        return divided(wire.average(packed, shard, chosen), shard)
+        return divided(wire.average(packed, shard, chosen, spans), shard)
 
     average = tf.function(mean, jit_compile=True, autograph=False)
 
     @tf.function(jit_compile=True, autograph=False)
     def average_rest(packed: Sequence[Tensor], chosen: Tensor | None) -> Tensor:
         # Compiled although it is small: TensorFlow itself would change the order of a chain of sums.
-        rest = mean_of([wire.unpack(one, shard).rest for one in packed], chosen)
+        rest = mean_of([wire.unpack(vector, shard).rest for vector in packed], chosen, spans)
         return divided(TrainableAndRest(tf.zeros([0]), rest), shard).rest
 
     @in_one_pass
@@ -133,9 +141,10 @@ def judge(
     *,
     scaled: bool,
     chosen: Tensor | None = None,
+    spans: Sequence[Span] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns whether all shards skip the update, the learning rate reductions from then on, and the divisor."""
-    now = mean_of([wire.metrics_of(one, shard) for one in packed], chosen)
+    now = mean_of([wire.metrics_of(vector, shard) for vector in packed], chosen, spans)
     is_bad = now[BAD] + now[OVERFLOW] > 0 if scaled else now[BAD] > 0
     divisor = now[DIVISOR] if shard.is_counted else tf.constant(1.0)
     return is_bad, _reductions(packing.metrics_of(flat, shard), now), divisor

@@ -91,6 +91,8 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: Eve
         resume.check_data(checkpoint, config, plan)
         if changed := changes.check(checkpoint, config, directory, steps=plan.steps):
             print(changed, flush=True)
+        if other_sums := resume.change_of_sums(checkpoint, plan):
+            print(f"warning: {other_sums}; from here on, the result is not that of an unbroken run", flush=True)
     how = f"resumes at step {checkpoint.step}" if checkpoint else ""
     print(", ".join(filter(None, [ending.shown(directory.path), how])), flush=True)
     directory.write_inputs(config, plan)

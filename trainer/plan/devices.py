@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainer.config.schema import AUTO, ClusterConfig, DeviceConfig, Launch
+from trainer.config.schema import AUTO, ClusterConfig, DeviceConfig, Launch, TrainConfig
 from trainer.config.typed import Mode
 from trainer.plan import addresses
 
@@ -90,10 +90,48 @@ def tasks_here(
     return {one for one in tasks if host_of(cluster, *one) == here}
 
 
-def for_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
-    """Returns the resources of each task, as fields of `Task`, by (job, index)."""
+def for_tasks(
+    cluster: ClusterConfig, device: DeviceConfig, machine: Machine, replicas: int | None = None
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Returns the resources of each task, as fields of `Task`, by (job, index).
+
+    Args:
+        replicas: those of the run, as `train.replicas` has them.
+    """
     cores = _cores_of_tasks(cluster, machine)
-    return {(job, index): _for_task(cluster, device, cores[job], job, index) for job, index in tasks_of(cluster)}
+    found = {(job, index): _for_task(cluster, device, cores[job], job, index) for job, index in tasks_of(cluster)}
+    if replicas is not None:
+        each = max(1, _cores_of_workers(cluster, machine) // replicas)  # for any number of workers on these machines
+        for index in range(cluster.worker):
+            share = _share(replicas, cluster.worker, index)
+            found["worker", index] |= _for_replicas(device, found["worker", index], index, share, cores["worker"], each)
+    return found
+
+
+def count_replicas(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> int:
+    """Returns the replicas of a run."""
+    return train.replicas or cluster.worker * max(1, len(device.replicas))
+
+
+def _share(replicas: int, workers: int, index: int) -> int:
+    """Returns how many replicas a worker computes; if shares cannot be equal, the first workers have one more."""
+    return replicas // workers + (index < replicas % workers)
+
+
+def _for_replicas(
+    device: DeviceConfig, task: Mapping[str, Any], index: int, share: int, cores: int, threads: int
+) -> dict[str, Any]:
+    """Returns the fields of a worker that depend on its share of the replicas, which take turns on each device."""
+    threads = of_task(device.intra_op_threads, "worker", index) or threads
+    devices = task["replicas"]
+    if devices == (f"{CPU}0",):  # side by side, so that all cores are used
+        devices = tuple(f"{CPU}{number}" for number in range(max(1, min(share, cores // threads))))
+    return {
+        "intra_op_threads": threads,
+        "inter_op_threads": of_task(device.inter_op_threads, "worker", index) or max(2, len(devices)),
+        "cpus": max(task["cpus"], len(devices)),
+        "replicas": tuple(devices[number % len(devices)] for number in range(share)),
+    }
 
 
 def _cores_of_tasks(cluster: ClusterConfig, machine: Machine) -> dict[str, int]:
@@ -109,6 +147,14 @@ def _cores_of_tasks(cluster: ClusterConfig, machine: Machine) -> dict[str, int]:
         own = machine.cores_of.get(host, machine.cores) // count
         cores[job] = min(own, cores.get(job, own))
     return cores
+
+
+def _cores_of_workers(cluster: ClusterConfig, machine: Machine) -> int:
+    """Returns the cores of all machines with workers, each counted as having those of the smallest."""
+    if machine.cores_of_task is not None:
+        return machine.cores_of_task * cluster.worker
+    hosts = {host_of(cluster, "worker", index) for index in range(cluster.worker)}
+    return len(hosts) * min(machine.cores_of.get(host, machine.cores) for host in hosts)
 
 
 def _for_task(cluster: ClusterConfig, device: DeviceConfig, cores: int, job: str, index: int) -> dict[str, Any]:

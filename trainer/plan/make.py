@@ -7,7 +7,6 @@ from trainer.config.groups import settings_of
 from trainer.config.schema import (
     AUTO,
     ClusterConfig,
-    DeviceConfig,
     OptimizerConfig,
     OptimizerName,
     PlacementConfig,
@@ -44,7 +43,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine, mod
         ConfigError: if the config does not fit the model or the data.
     """
     strategy = strategy_of(config.strategy, config.cluster)
-    tasks = _make_tasks(config.cluster, config.device, machine, strategy)
+    tasks = _make_tasks(config, machine, strategy)
     hosts = _hosts(config.cluster, strategy)
     here = tasks_here(config.cluster, mode, config.launch.name, config.job, config.task)
     problems = [
@@ -128,9 +127,9 @@ def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str
     return {path: pins[pattern] for path in layers if (pattern := best_match(path, pins)) is not None}
 
 
-def _make_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine, strategy: Strategy) -> tuple[Task, ...]:
-    tasks = []
-    for (job, index), fields in for_tasks(cluster, device, machine).items():
+def _make_tasks(config: RunConfig, machine: Machine, strategy: Strategy) -> tuple[Task, ...]:
+    tasks, cluster = [], config.cluster
+    for (job, index), fields in for_tasks(cluster, config.device, machine, config.train.replicas).items():
         listed = cluster.addresses.get(job)
         host, port = addresses.split(listed[index]) if listed else (THIS_HOST, ANY_PORT)
         control = addresses.join(host, port + addresses.CONTROL_PORT_OFFSET if listed else ANY_PORT)

@@ -99,10 +99,19 @@ def _task(plan: Plan, task: Task) -> dict[str, str]:
         "GPUs": ", ".join(map(str, task.gpus)) or "none",
         "GPU memory": _memory(task),
         "threads": f"{task.intra_op_threads} intra, {task.inter_op_threads} inter",
-        "replicas": " ".join(task.replicas),
+        "replicas": _replicas(plan, task),
         "replica batch": str(plan.replica_batch) if task.job == "worker" else "",
         "log": task.log,
     }
+
+
+def _replicas(plan: Plan, task: Task) -> str:
+    """Returns the numbers of a worker's replicas and their devices."""
+    if not task.replicas:
+        return ""
+    first, *others = plan.replica_numbers(task)
+    numbers = f"{first}-{others[-1]}" if others else str(first)
+    return f"{numbers} on {' '.join(dict.fromkeys(task.replicas))}"
 
 
 def _memory(task: Task) -> str:
@@ -198,7 +207,7 @@ def _traffic(plan: Plan) -> str:
         shares = f"{size(per_link[0][1])} from each worker to the next, around a ring"
     text = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
     if plan.wire_format.is_shared:
-        in_memory = nbytes(plan.shards, plan.effective_strategy, len(plan.workers))
+        in_memory = nbytes(plan.shards, plan.effective_strategy, plan.pushes)
         of_tables = plan.table_layout.shared_nbytes(waits_for_all=plan.effective_strategy.waits_for_all)
         shared = ("at most " if plan.sends_rows else "") + size(in_memory + of_tables)
         text += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"

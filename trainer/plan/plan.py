@@ -13,6 +13,7 @@ from trainer.plan.environment import VISIBLE, visible_gpus
 from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
+from trainer.plan.spans import Span
 from trainer.plan.strategy import STRATEGIES, Strategy
 from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import Table, blocks_of
@@ -116,6 +117,25 @@ class Plan:
         first = sum(len(other.replicas) for other in self.workers[: worker.index])
         return list(range(first, first + len(worker.replicas)))
 
+    @cached_property
+    def spans(self) -> tuple[tuple[Span, ...], ...] | None:
+        """Returns, by worker, the spans of replicas whose sums it pushes; None: each pushes the mean of its own."""
+        if not (self.has_shard_hosts and self.effective_strategy.waits_for_all):
+            return None
+        numbers = [self.replica_numbers(worker) for worker in self.workers]
+        return tuple(tuple(Span(0, self.replicas).within(range(own[0], own[-1] + 1))) for own in numbers)
+
+    @property
+    def pushes(self) -> int:
+        """Returns how many vectors an update takes of each shard, or how many might wait for one."""
+        if not self.has_shard_hosts:
+            return self.replicas
+        return len(self.workers) if self.spans is None else sum(map(len, self.spans))
+
+    def vectors_of(self, worker: Task) -> int:
+        """Returns how many vectors a worker sends to each shard in a step; in shared memory, how many messages."""
+        return 1 if self.spans is None or self.wire_format.is_shared else len(self.spans[worker.index])
+
     @property
     def trainers(self) -> tuple[Task, ...]:
         """Returns the tasks that train: all but the evaluators."""
@@ -144,8 +164,11 @@ class Plan:
     @cached_property
     def table_layout(self) -> TableLayout:
         """Returns the memory layout of tables, on this machine."""
-        hosts, pushes = (len(self.hosts), len(self.workers)) if self.has_shard_hosts else (1, self.replicas)
-        return TableLayout(blocks_of(self.tables, hosts), self.slots, pushes, self.global_batch // pushes)
+        hosts = len(self.hosts) if self.has_shard_hosts else 1
+        examples = self.global_batch // self.pushes
+        if self.spans is not None:
+            examples = self.replica_batch * max(span.size for spans in self.spans for span in spans)
+        return TableLayout(blocks_of(self.tables, hosts), self.slots, self.pushes, examples)
 
     @property
     def sends_rows(self) -> bool:
@@ -212,7 +235,7 @@ class Plan:
             for host in self.hosts
         }
         return {
-            f"{worker.name} - {host}": 2 * nbytes
+            f"{worker.name} - {host}": (1 + self.vectors_of(worker)) * nbytes
             for worker in self.workers
             for host, nbytes in nbytes_of.items()
             if worker.name != host

@@ -1,8 +1,8 @@
 """The layout of the memory that all tasks of a machine share: a file that exists only in memory.
 
 Every shard has places for vectors: one where updates wait for all workers, because nobody reads it while it is
-written; otherwise one for each worker, which keeps what it computes on, and one for the next vector. The gradients of
-each worker lie behind them.
+written; otherwise one for each worker, which keeps what it computes on, and one for the next vector. What workers
+push lies behind them: a vector for each span of replicas (spans.py), or for each worker under async and backup.
 
 No TensorFlow here: the launcher makes the file. Its memory is given back when the last process that uses it has ended,
 however that ends.
@@ -67,37 +67,37 @@ def why_not() -> str:
     return ""
 
 
-def vectors_of(strategy: Strategy, workers: int) -> int:
+def vectors_of(strategy: Strategy, pushes: int) -> int:
     """Returns how many places a shard's vectors have."""
-    return 1 if strategy.waits_for_all else workers + 1
+    return 1 if strategy.waits_for_all else pushes + 1
 
 
-def places(shards: Sequence[Shard], strategy: Strategy, workers: int) -> Iterator[tuple[Shard, int]]:
-    """Yields every place as its shard and first byte: those of a shard's vectors first, then one per worker."""
+def places(shards: Sequence[Shard], strategy: Strategy, pushes: int) -> Iterator[tuple[Shard, int]]:
+    """Yields every place as its shard and first byte: those of a shard's vectors first, then one per push."""
     offset = 0
     for shard in shards:
-        for _ in range(vectors_of(strategy, workers) + workers):
+        for _ in range(vectors_of(strategy, pushes) + pushes):
             yield shard, offset
             offset += -(-shard.nbytes // PAGE) * PAGE
 
 
-def nbytes(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
+def nbytes(shards: Sequence[Shard], strategy: Strategy, pushes: int) -> int:
     """Returns the bytes of all places; places that are never written take no memory."""
-    *_, (last, offset) = places(shards, strategy, workers)
+    *_, (last, offset) = places(shards, strategy, pushes)
     return offset + last.nbytes
 
 
-def tables_offset(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
+def tables_offset(shards: Sequence[Shard], strategy: Strategy, pushes: int) -> int:
     """Returns the first byte of the memory of tables, which lies behind all places."""
-    return -(-nbytes(shards, strategy, workers) // PAGE) * PAGE
+    return -(-nbytes(shards, strategy, pushes) // PAGE) * PAGE
 
 
 @contextmanager
 def lay_out(
-    file: int, shards: Sequence[Shard], strategy: Strategy, workers: int, tables: TableLayout = NO_TABLES
+    file: int, shards: Sequence[Shard], strategy: Strategy, pushes: int, tables: TableLayout = NO_TABLES
 ) -> Iterator[str]:
     """Gives an open memory file the size of all `places` and tables; yields its path here."""
-    sizes = shards, strategy, workers
+    sizes = shards, strategy, pushes
     os.truncate(file, tables_offset(*sizes) + tables.shared_nbytes(waits_for_all=strategy.waits_for_all))
     try:
         yield f"/proc/self/fd/{file}"

@@ -35,7 +35,7 @@ def of_step(plan: Plan, worker: str) -> Iterator[Message]:
     for shard in plan.shards:
         if shard.host != worker:
             yield Message(shard.host, worker, plan.wire_format.nbytes(shard))
-            yield Message(worker, shard.host, plan.wire_format.nbytes(shard))
+            yield Message(worker, shard.host, plan.vectors_of(plan.task_named(worker)) * plan.wire_format.nbytes(shard))
             if shard.host in reached:  # another bucket of that host, sent when the one before it is there
                 yield Message(shard.host, worker, 0)
             reached.add(shard.host)

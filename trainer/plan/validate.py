@@ -39,7 +39,7 @@ def validate(
         *check_versions(machine.libraries),
         *check_capacity(cluster, len(here), machine),
         *check_size(cluster),
-        *check_strategy(config.strategy, cluster, device),
+        *check_strategy(config.strategy, cluster, device, config.train),
         *check_wire(config, mode),
         *check_sparse_run(config.placement, config.optimizer, strategy),
         *check_buckets(config.placement.buckets, strategy, device),

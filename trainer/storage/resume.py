@@ -10,6 +10,8 @@ from typing import Any
 from trainer.config.schema import EvaluateConfig, RunConfig, TrainConfig
 from trainer.config.shell import typed
 from trainer.config.unrepeatable import suspects
+from trainer.config.words import count
+from trainer.plan import spans
 from trainer.plan.fingerprint import Fingerprint, check_same, describe_source
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
@@ -174,6 +176,18 @@ def check_data(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
         suspects=suspects(config.user),
         remedy=f"type {typed('resume', str(source.path))} to continue with other data, or run=PATH for another run",
     )
+
+
+def change_of_sums(source: Checkpoint, plan: Plan) -> str:
+    """Returns why a run sums gradients in another order than before a checkpoint; empty if it does not."""
+    replicas = source.facts.get("replicas", plan.replicas)
+    if not plan.effective_strategy.is_exact or plan.replicas == 1 == replicas:
+        return ""
+    if replicas != plan.replicas:
+        return f"the checkpoint is of a run with {count(replicas, 'replica')}, and this one has {plan.replicas}"
+    if plan.replicas > 2 and not plan.effective_strategy.has_ring and source.facts.get("order") != spans.ORDER:
+        return "an earlier version saved the checkpoint, which summed gradients in another order"
+    return ""
 
 
 def set_aside(directory: RunDirectory, *more: Path) -> None:

@@ -14,16 +14,18 @@ from trainer.storage.damage import DAMAGED
 def taken_from_earlier(config: RunConfig) -> RunConfig:
     """Returns the config with the thread counts of the run that it continues, where it sets none.
 
-    With a different number of workers the bits differ anyway; then tasks use what their machines have.
+    With a different number of replicas the bits differ anyway; then tasks use what their machines have.
     """
     if (folder := _earlier(config)) is None:
         return config
     try:
         before = yaml_files.load((folder / "config.yaml").read_bytes())
         threads, workers = before["device"]["intra_op_threads"], before["cluster"]["worker"]
+        replicas = before["train"].get("replicas")
     except (OSError, *DAMAGED):
         return config
-    if workers != config.cluster.worker or not isinstance(threads, dict):
+    same_replicas = workers == config.cluster.worker if replicas is None else replicas == config.train.replicas
+    if not same_replicas or not isinstance(threads, dict):
         return config
     kept = {
         job: count

@@ -53,7 +53,7 @@ def open_wire(plan: Plan) -> VectorWire:
     if not plan.wire_format.is_shared:
         return MESSAGE_WIRES[plan.wire]
     try:
-        return MemoryWire(os.environ[MEMORY], plan.shards, plan.effective_strategy, len(plan.workers))
+        return MemoryWire(os.environ[MEMORY], plan.shards, plan.effective_strategy, plan.pushes)
     except OSError as error:
         remedy = f"type strategy={plan.strategy} strategy.wire=float32"
         message = f"memory cannot be mapped: {error.strerror}"
@@ -66,7 +66,7 @@ def open_tables(plan: Plan) -> list[BlockMemory]:
         return private(plan.table_layout)
     if plan.sends_rows or not plan.wire_format.is_shared:
         return []
-    sizes = plan.shards, plan.effective_strategy, len(plan.workers)
+    sizes = plan.shards, plan.effective_strategy, plan.pushes
     return mapped(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes))
 
 
@@ -98,6 +98,7 @@ class Assembly:
             shards=plan.shards,
             index=shard.index,
             workers=len(plan.workers),
+            spans=plan.spans,
             optimizer=config.optimizer,
             parameters=plan.parameters,
             wire=self.wire,
@@ -128,7 +129,8 @@ class Assembly:
                 WorkerSpec(
                     task=task.name,
                     workers=len(plan.workers),
-                    averaged=_averaged_workers(plan),
+                    averaged=_averaged(plan, task),
+                    spans=plan.spans,
                     shards=plan.shards,
                     strategy=plan.effective_strategy,
                     parameters=plan.parameters,
@@ -143,7 +145,7 @@ class Assembly:
         plan, index, payloads = self.spec.plan, self.spec.task.index, self._payloads()
         touches = Touches(plan.table_layout.blocks, partial(tracing.lookups_of, workload.objective))
         if payloads is None:
-            return TableWorker(self.tables, touches, index)
+            return TableWorker(self.tables, touches, first_push=sum(map(len, (plan.spans or ())[:index])))
         return SentTables(payloads, plan.slots, plan.shards, touches, worker=index)
 
     def _table_host(self, index: int) -> TableHost:
@@ -156,15 +158,16 @@ class Assembly:
         plan = self.spec.plan
         if not plan.sends_rows:
             return None
-        sizes, boxes = (plan.shards, plan.effective_strategy, len(plan.workers)), None
+        sizes, boxes = (plan.shards, plan.effective_strategy, plan.pushes), None
         if plan.wire_format.is_shared:
             boxes = Mailboxes(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes))
         return Payloads.of(plan.table_layout.blocks, self.wire, boxes)
 
 
-def _averaged_workers(plan: Plan) -> int:
-    """Returns how many workers' gradients an update averages."""
-    return {"all": len(plan.workers), "quorum": plan.quorum_workers, "one": 1}[plan.effective_strategy.waits_for]
+def _averaged(plan: Plan, task: Task) -> float:
+    """Returns the number by which an update divides a worker's requests, which each of its replicas makes."""
+    of_all = plan.replicas / len(task.replicas)
+    return {"all": of_all, "quorum": plan.quorum_workers, "one": 1}[plan.effective_strategy.waits_for]
 
 
 def compute_device(plan: Plan, task: Task) -> str:

@@ -161,7 +161,7 @@ class ArrivalsHost(ShardHost):
     def _drop_push(self, worker: int) -> tf.Operation:
         """Drops a gradient; the rows that it requested with the next token are still sent."""
         message = self.shared.pushes[worker].dequeue()
-        return message.op if self.rows is None else self.read_push(message, worker).op
+        return message.op if self.rows is None else tf.group(*self.read_push(message, worker))
 
     def _write_message(self, worker: int) -> list[tf.Operation]:
         if not self.wire.is_per_worker:

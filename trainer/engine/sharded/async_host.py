@@ -31,6 +31,6 @@ class AsyncHost(ArrivalsHost):
         return True
 
     def _make_apply(self, worker: int) -> tf.Operation:
-        _, assigned = self.update([self.read_push(self.shared.pushes[worker].dequeue(), worker)], workers=[worker])
+        _, assigned = self.update(self.read_push(self.shared.pushes[worker].dequeue(), worker), pushes=[worker])
         with tf.control_dependencies(assigned):
             return tf.group(self.give(worker), self.write_counts())

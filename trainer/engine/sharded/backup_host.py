@@ -69,7 +69,7 @@ class BackupHost(ArrivalsHost):
 
     def _keep_push(self, worker: int, inbox: Resizable) -> tf.Operation:
         message = self.shared.pushes[worker].dequeue()
-        noted = [] if self.rows is None else [self.read_push(message, worker)]  # if no update comes it is answered, too
+        noted = [] if self.rows is None else self.read_push(message, worker)  # if no update comes it is answered, too
         return tf.group(inbox.assign(message), *noted)
 
     def _make_apply(self, worker: int) -> tf.Operation:
@@ -83,11 +83,13 @@ class BackupHost(ArrivalsHost):
         messages = [tf.ensure_shape(inbox.read(), shape) for inbox in self._inbox]
         messages[worker] = self.shared.pushes[worker].dequeue()
         packed = [
-            self.read_push(message, other, counts=self._chosen_feed[other]) for other, message in enumerate(messages)
+            vector
+            for other, message in enumerate(messages)
+            for vector in self.read_push(message, other, counts=self._chosen_feed[other])
         ]
         mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
         chosen = tf.reshape(tf.where(self._chosen_feed), [-1])
-        _, assigned = self.update(packed, workers=chosen, chosen=self._chosen_feed, exchange=self.exchange(mine))
+        _, assigned = self.update(packed, pushes=chosen, chosen=self._chosen_feed, exchange=self.exchange(mine))
         with tf.control_dependencies(assigned):
             given = [self._give_if_chosen(other) for other in range(self.workers)]
             return tf.group(*given, self.write_counts())

@@ -7,6 +7,7 @@ become updates depends on the strategy.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.observe.placement.executed import Executed
 from trainer.observe.profile.stamps import Stamps
 from trainer.plan.layout import Shard
+from trainer.plan.spans import Span
 
 v1 = tf.compat.v1
 
@@ -45,6 +47,7 @@ class ShardHost(ABC):
         shards: Sequence[Shard],
         index: int,
         workers: int,
+        spans: Sequence[Sequence[Span]] | None = None,
         optimizer: OptimizerConfig,
         parameters: str = "/cpu:0",
         tables: TableHost,
@@ -58,6 +61,7 @@ class ShardHost(ABC):
         Args:
             shards: all shards of the plan; this host holds the one at `index`.
             workers: that push.
+            spans: by worker, of the sums that it pushes, where an update waits for all; otherwise it pushes one vector.
             parameters: the device that holds the vectors.
             tables: updates the rows of this host.
             has_log: whether updates follow a log of arrivals, as under async and backup.
@@ -66,16 +70,26 @@ class ShardHost(ABC):
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.wire, self.profiles, self.tables = wire, profiles, tables
+        self.spans = None if spans is None else [span for of_worker in spans for span in of_worker]
+        ends = [0, *accumulate([1] * workers if spans is None else map(len, spans))]
+        self.pushes = [range(*pair) for pair in pairwise(ends)]  # by worker, the numbers of the vectors that it pushes
         self.parameters = device_of(self.shard.host, parameters)
         # Made once, because each would be compiled again.
-        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=is_scaled(shards), wire=wire)
+        self._update_shard = make_update(
+            self.shard, optimizer, self._exchanged, scaled=is_scaled(shards), wire=wire, spans=self.spans
+        )
         self._exchange: Exchange | None = None  # of the update that is being added
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizer.slots())
-            options: dict[str, Any] = {"has_log": has_log, "wire": wire, "sends_rows": payloads is not None}
+            options: dict[str, Any] = {
+                "has_log": has_log,
+                "wire": wire,
+                "sends_rows": payloads is not None,
+                "spans": spans,
+            }
             self.shared = share(self.shard, names, workers, parameters=parameters, **options)
-            self.rows = RowServer(tables, self.shard, workers, payloads) if payloads else None
+            self.rows = RowServer(tables, self.shard, self.pushes, payloads) if payloads else None
             self.resizable = list(self.shared.rows.values())
             self._tag = self.tag()
             self._load = self._make_load()
@@ -142,23 +156,24 @@ class ShardHost(ABC):
         """Copies the rows that a worker has asked for, where rows are sent, for its next token."""
         return [] if self.rows is None else [self.shared.rows[worker].assign(self.rows.rows_for(worker))]
 
-    def read_push(self, message: tf.Tensor, worker: int, *, counts: tf.Tensor | bool = True) -> tf.Tensor:
-        """Returns the packed vector that a worker pushed, and takes the rows behind it, if any.
+    def read_push(self, message: tf.Tensor, worker: int, *, counts: tf.Tensor | bool = True) -> list[tf.Tensor]:
+        """Returns the packed vectors that a worker pushed, and takes the rows behind them, if any.
 
         Args:
             counts: [] bool, whether the update has it.
         """
+        pushes = self.pushes[worker]
         if self.rows is None:
-            return self.wire.read_gradients(message, self.shard, worker)
-        vector, payload = cut_message(message, *self.wire.shape(self.shard))
+            return self.wire.read_gradients(message, self.shard, pushes)
+        vectors, payload = cut_message(message, *self.wire.push_shape(self.shard, len(pushes)))
         with tf.control_dependencies([self.rows.take(worker, payload, counts=counts)]):
-            return self.wire.read_gradients(tf.identity(vector), self.shard, worker)
+            return self.wire.read_gradients(tf.identity(vectors), self.shard, pushes)
 
     def update(
         self,
         packed: Sequence[tf.Tensor],
         *,
-        workers: Any,
+        pushes: Any,
         chosen: tf.Tensor | None = None,
         exchange: Exchange | None = None,
     ) -> tuple[tf.Tensor, list[tf.Operation]]:
@@ -166,17 +181,17 @@ class ShardHost(ABC):
 
         Args:
             packed: vectors.
-            workers: [n] those whose gradients are averaged, by number.
-            chosen: [len(packed)] bool, which vectors are theirs; all by default.
+            pushes: [n] the numbers of those that are averaged.
+            chosen: [len(packed)] bool, which vectors these are; all by default.
         """
         flat = self.shared.flat.read_value()
         slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
         generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
         scaled = is_scaled(self.shards)
-        decide = partial(judge, flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen)
+        decide = partial(judge, flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen, spans=self.spans)
         take = self.rows.pushed if self.rows else None
         tag = generation * packing.GENERATION_STRIDE + step
-        rows = self.tables.begin(tag, decide, packed, workers=workers, take=take)
+        rows = self.tables.begin(tag, decide, packed, pushes=pushes, spans=self.spans, take=take)
         self._exchange = exchange
         if exchange is not None:
             self._exchange = rows.extend(exchange, partial(self._square_sum, packing.tags_of(flat, self.shard)))

@@ -16,6 +16,7 @@ from trainer.engine.sharded.staleness import COLUMNS
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import Shard
+from trainer.plan.spans import Span
 
 v1 = tf.compat.v1
 
@@ -83,6 +84,7 @@ def share(
     has_log: bool,
     wire: VectorWire = FLOAT32,
     sends_rows: bool = False,
+    spans: Sequence[Sequence[Span]] | None = None,
 ) -> Shared:
     """Adds the resources of a shard to the default graph, on its host.
 
@@ -92,6 +94,7 @@ def share(
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether updates follow a log of arrivals, as under async and backup.
         sends_rows: whether messages have rows of tables behind the vector.
+        spans: by worker, of the sums that it pushes; otherwise it pushes one vector.
     """
     prefix = f"shard{shard.index}"
     numbers = range(workers) if of is None else of
@@ -133,14 +136,19 @@ def share(
         with tf.device(device_of(shard.host, parameters)):
             before = None if has_log else variable("before", [shard.size])
         message_shape = wire.shape(shard)
-        pushed_shapes = None if sends_rows else [message_shape]
+
+        def intake(worker: int) -> Any:
+            vectors = 1 if spans is None else len(spans[worker])
+            shapes = None if sends_rows else [wire.push_shape(shard, vectors)]
+            return queue(f"intake{worker}", [wire.dtype], shapes, room)
+
         return Shared(
             flat=flat,
             sent=sent(),
             before=before,
             slots=kept,
             seen={w: variable(f"seen{w}", [], tf.int64, -1) for w in numbers},
-            pushes={w: queue(f"intake{w}", [wire.dtype], pushed_shapes, room) for w in numbers},
+            pushes={w: intake(w) for w in numbers},
             tokens={w: queue(f"tokens{w}", [tf.int64], [[]]) for w in numbers},
             loads=queue("loads", loaded, shapes, room=1),
             goodbyes=queue("goodbyes", [tf.int32], [[]]),

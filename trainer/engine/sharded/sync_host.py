@@ -72,10 +72,10 @@ class SyncHost(ShardHost):
                 recorded.append(last.assign(tag, read_value=False))
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
         with tf.control_dependencies([*packed, *arrived, *failpoint("take", step, packed)]):
-            packed = [self.read_push(one, worker) for worker, one in enumerate(packed)]
+            packed = [vector for worker, message in enumerate(packed) for vector in self.read_push(message, worker)]
             taken_at = now([])
         clock.end_at("wait", taken_at)
-        step, assigned = self.update(packed, workers=list(range(self.workers)), exchange=self.exchange(mine))
+        step, assigned = self.update(packed, pushes=list(range(len(packed))), exchange=self.exchange(mine))
         applied = clock.end("apply", [*assigned, taken_at])
         with tf.control_dependencies([*assigned, *applied, *failpoint("apply", step, assigned)]):
             handed = self.hand_out_tokens()

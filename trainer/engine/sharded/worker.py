@@ -206,8 +206,10 @@ class ShardedEngine(SessionEngine):
 
     def _name(self, packed: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         shards, (*vectors, divisor) = self._spec.shards, packed
-        pairs = zip(vectors, shards, strict=True)
-        gradients = (self._spec.wire.trainable_in(vector, shard) / divisor for vector, shard in pairs)
+        gradients = []
+        for index, shard in enumerate(shards):
+            of_spans = [self._spec.wire.trainable_in(vector, shard) for vector in vectors[index :: len(shards)]]
+            gradients.append(np.sum(of_spans, 0) / divisor if len(of_spans) > 1 else of_spans[0] / divisor)
         return packing.join(zip((shard.trainable for shard in shards), gradients, strict=True))
 
 

@@ -10,13 +10,14 @@ counts as of the oldest, under async every shard judges by its own step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Replica, Requests, compute, in_step, mean_over_replicas, pack_float32
+from trainer.engine.combine import mean_over_replicas, sums_over_replicas
+from trainer.engine.compute import Packed, Replica, Requests, compute, in_step, in_turn, pack_float32
 from trainer.engine.data_wait import BatchCount
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint, now
@@ -28,6 +29,7 @@ from trainer.engine.update import BAD, DIVISOR, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import Shard
+from trainer.plan.spans import Span
 from trainer.plan.strategy import Strategy
 
 v1 = tf.compat.v1
@@ -39,7 +41,7 @@ class WorkerSpec:
 
     task: str  # e.g. "worker:3"
     workers: int  # that push
-    averaged: int  # workers whose gradients an update averages
+    averaged: float  # what an update divides this worker's requests by
     shards: Sequence[Shard]
     optimizer: OptimizerConfig
     replicas: Sequence[Replica]  # of this worker
@@ -48,6 +50,7 @@ class WorkerSpec:
     wire: VectorWire = FLOAT32
     profiles: bool = False  # whether steps are stamped: wait, pull, input, compute, push
     tables: Tables = NO_TABLES
+    spans: Sequence[Sequence[Span]] | None = None  # by worker, of the sums that it pushes; otherwise it pushes means
 
     @property
     def worker(self) -> int:
@@ -56,6 +59,14 @@ class WorkerSpec:
     @property
     def here(self) -> str:
         return device_of(self.task)
+
+    @property
+    def pushes(self) -> range:
+        """Returns the numbers of this worker's vectors among all that an update takes."""
+        if self.spans is None:
+            return range(self.worker, self.worker + 1)
+        first = sum(map(len, self.spans[: self.worker]))
+        return range(first, first + len(self.spans[self.worker]))
 
     @cached_property
     def slots(self) -> dict[str, float]:
@@ -67,7 +78,7 @@ class StepGraph(NamedTuple):
 
     messages: list[tf.Tensor]  # pulled from each shard; where they are fed no token is waited for
     fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, [pushes, *stamps]]
-    gradients: list[tf.Tensor]  # packed, followed by their divisor
+    gradients: list[tf.Tensor]  # of this worker, packed for each shard, followed by their divisor
 
 
 class LoadGraph(NamedTuple):
@@ -105,7 +116,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     clock = GraphClock(is_wanted=spec.profiles)
     with tf.Graph().as_default() as graph:
         options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
-        options["sends_rows"] = spec.tables.announce is not None
+        options |= {"sends_rows": spec.tables.announce is not None, "spans": spec.spans}
         mine = [spec.worker]
         shared = [share(shard, list(spec.slots), spec.workers, of=mine, **options) for shard in spec.shards]
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
@@ -213,30 +224,44 @@ def _build_step(
         tag = tf.cast(tags[0][0], tf.int64) * packing.GENERATION_STRIDE + tf.cast(tags[0][1], tf.int64)
         rows = spec.tables.rows_of_step([one.derived for one in batches], tag, payloads)
         clip = spec.optimizer if strategy.waits_for_one and spec.optimizer.clip_norm is not None else None
-        write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])
-        writes_in_step = len(replicas) == 1 and clip is None and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
-        computed = [
-            compute(vectors, headers, shards, replica, one, requests, write if writes_in_step else pack_float32, given)
-            for replica, one, given in zip(replicas, batches, rows, strict=True)
-        ]
-        packed = computed[0].vectors
-        means = spec.tables.mean_gradients([one.derived for one in batches], [one.rows for one in computed])
+        is_alone = len(replicas) == 1 and clip is None
+        writes_in_step = is_alone and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
+        computed_on = [vector.trainable for vector in vectors]
+
+        def write(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], shard: Shard, push: int = 0) -> tf.Tensor:
+            return wire.write_gradients(trainable, rest, shard, push=spec.pushes[push], computed_on=computed_on)
+
+        def run(index: int) -> Packed:
+            written = write if writes_in_step else pack_float32
+            return compute(vectors, headers, shards, replicas[index], batches[index], requests, written, rows[index])
+
+        computed = in_turn(replicas, run)
+        vectors_of = [one.vectors for one in computed]
+        spans = None if spec.spans is None else spec.spans[spec.worker]
+        sums = spec.tables.sum_gradients([one.derived for one in batches], [one.rows for one in computed], spans)
         scale = None
-        if not writes_in_step:
-            vectors_of = [one.vectors for one in computed]
-            packed, scale = mean_over_replicas(vectors_of, headers, shards, clip=clip, write=write, rows=means[1::2])
-        left = spec.tables.leave(means, [one.upcoming for one in batches], scale)
-        computed_at = now([*packed, *left, counted])
+        if writes_in_step:
+            packed = vectors_of
+        elif spans is None:
+            means, scale = mean_over_replicas(vectors_of, headers, shards, clip=clip, write=write, rows=sums[1::2])
+            packed = [means]
+        else:
+            packed = sums_over_replicas(vectors_of, headers, shards, spans, write)
+        left = spec.tables.leave(sums, [one.upcoming for one in batches], scale)
+        computed_at = now([*(vector for of_span in packed for vector in of_span), *left, counted])
         clock.end_at("compute", computed_at)
         metrics = [packing.metrics_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
         metrics = _common_metrics(strategy, metrics)
-        is_counted = shards[0].is_counted
-        divisor = wire.metrics_of(packed[0], shards[0])[DIVISOR] if is_counted else tf.constant(1.0)
         with tf.control_dependencies(left):
-            announced = [wire.announce(vector, shard) for vector, shard in zip(packed, shards, strict=True)]
+            pushes = [[of_span[number] for of_span in packed] for number, _ in enumerate(shards)]
+            announced = [wire.announce(vectors, shard) for vectors, shard in zip(pushes, shards, strict=True)]
             announced = spec.tables.join(announced, left)
+        vectors = [vector for of_span in packed for vector in of_span]
+        divisor = tf.constant(1.0 if spans is None else float(len(replicas)))
+        if shards[0].is_counted:
+            divisor = tf.add_n([wire.metrics_of(of_span[0], shards[0])[DIVISOR] for of_span in packed])
     pushed = push(spec, links, announced, clock, tags=tags[0])
-    return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], [*packed, divisor])
+    return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], [*vectors, divisor])
 
 
 def push(

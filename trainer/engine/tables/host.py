@@ -14,6 +14,7 @@ from trainer.engine.tables import exact_sum
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
 from trainer.engine.update import Exchange
 from trainer.engine.vectors.packing import GENERATION_STRIDE
+from trainer.plan.spans import Span, all_of
 from trainer.plan.table_layout import HALVES, POWERS
 
 # All rows that an update changes make one vector, whose size is a power of two from this on: each is compiled once.
@@ -22,7 +23,7 @@ LEAST_SIZE = 2**12
 Read = Callable[[str, Sequence[BlockMemory], int], None]  # the rows of a host from the checkpoint at a path
 Judge = Callable[[], tuple[tf.Tensor, tf.Tensor, tf.Tensor | float]]  # see engine/update.py
 SquareSum = Callable[[], tf.Tensor]  # [] float32: the sum of the squares of all rows' gradients
-Take = Callable[[int], Sequence[Pushed]]  # what a worker has pushed, by block
+Take = Callable[[int], Sequence[Pushed]]  # what was pushed, by block, of the push with this number
 
 
 class Before(NamedTuple):
@@ -133,13 +134,20 @@ class TableHost:
         is_kept[rows - first] = True
 
     def begin(
-        self, tag: tf.Tensor, judge: Judge, after: Sequence[Any], *, workers: Any, take: Take | None = None
+        self,
+        tag: tf.Tensor,
+        judge: Judge,
+        after: Sequence[Any],
+        *,
+        pushes: Any,
+        spans: Sequence[Span] | None = None,
+        take: Take | None = None,
     ) -> RowUpdate:
         """Begins an update of the rows that were pushed for the step with this tag [] int64; see `collect`."""
         if not self.memory:
             return RowUpdate()
         is_bad, reductions, divisor = judge()
-        collected = self.collect(tag, is_bad, after, workers=workers, divisor=divisor, take=take)
+        collected = self.collect(tag, is_bad, after, pushes=pushes, spans=spans, divisor=divisor, take=take)
         return CollectedUpdate(self, collected, reductions)
 
     def collect(
@@ -148,7 +156,8 @@ class TableHost:
         is_bad: tf.Tensor,
         after: Sequence[tf.Tensor | tf.Operation],
         *,
-        workers: Any,
+        pushes: Any,
+        spans: Sequence[Span] | None = None,
         divisor: tf.Tensor | float = 1.0,
         take: Take | None = None,
     ) -> Collected:
@@ -157,15 +166,16 @@ class TableHost:
         Args:
             is_bad: [] bool, whether the update is left out.
             after: all pushes are there once these are.
-            workers: [n] those whose gradients are averaged, in this order.
+            pushes: [n] the numbers of those that are averaged.
+            spans: the replicas that each of them is the sum of; by default one each.
             divisor: [] float32, divides their mean.
-            take: returns their pushes, if these are not in memory shared with this host.
+            take: gives what was pushed, where that is not in memory which they share with this host.
         """
         with tf.control_dependencies(after):
             tag, is_bad, divisor = tf.identity(tag), tf.identity(is_bad), tf.identity(divisor)
         kinds = [tf.float32] * (2 + len(self._slots))
-        collect = partial(self._collect, take or self._take)
-        values, gradient, *slots = tf.numpy_function(collect, [tag, is_bad, workers, divisor], kinds)
+        collect = partial(self._collect, take or self._take, spans)
+        values, gradient, *slots = tf.numpy_function(collect, [tag, is_bad, pushes, divisor], kinds)
         for one in (values, gradient, *slots):
             one.set_shape([None])
         return Collected(values, gradient, dict(zip(self._slots, slots, strict=True)))
@@ -206,20 +216,27 @@ class TableHost:
         """Returns the slots that are vectors beside the values."""
         return [] if self._is_rowwise else list(self._fills)
 
-    def _take(self, worker: int) -> list[Pushed]:
-        return [block.pushed(worker, self._host) for block in self.memory]
+    def _take(self, push: int) -> list[Pushed]:
+        return [block.pushed(push, self._host) for block in self.memory]
 
     def _collect(
-        self, take: Take, tag: np.ndarray, is_bad: np.ndarray, workers: np.ndarray, divisor: np.ndarray
+        self,
+        take: Take,
+        spans: Sequence[Span] | None,
+        tag: np.ndarray,
+        is_bad: np.ndarray,
+        pushes: np.ndarray,
+        divisor: np.ndarray,
     ) -> list[np.ndarray]:
         """Returns values, mean gradient and slots of the rows to change, as vectors of equal size."""
         self._changed = []
         parts: list[list[np.ndarray]] = []
-        of_workers = [] if is_bad else [take(int(worker)) for worker in workers]
+        taken = [] if is_bad else [take(int(push)) for push in pushes]
+        replicas = len(pushes) if spans is None else all_of(spans).size
         for number, block in enumerate(self.memory):
-            pushed = [one[number] for one in of_workers]
+            pushed = [of_blocks[number] for of_blocks in taken]
             empty = (np.zeros(0, np.int64), np.zeros((0, block.block.width), np.float32))
-            places, total = sum_pushed(pushed) if pushed else empty
+            places, total = sum_pushed(pushed, spans) if pushed else empty
             values = block.values(places, int(tag))
             block.keep(self._host, int(tag), places, values)
             with self.lock:
@@ -227,7 +244,7 @@ class TableHost:
             rows, values, total = rows[is_trained], values[is_trained], total[is_trained]
             self._changed.append((rows, values))
             slots = [np.take(block.slots[name], rows, axis=0) for name in self._slots]
-            gradient = total / np.float32(len(workers)) if len(workers) > 1 else total
+            gradient = total / np.float32(replicas) if replicas > 1 else total
             gradient = gradient if divisor == 1 else gradient / divisor
             parts.append([values, gradient, *slots])
             if self._clips:

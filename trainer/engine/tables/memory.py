@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.engine.tables.first_values import first_values
+from trainer.plan.spans import Span, all_of, each_alone
 from trainer.plan.tables import Block
 
 NO_TAG = -2  # of no step: rows are read as they are
@@ -54,16 +55,16 @@ class BlockMemory:
         """Returns the current rows [n, width] at places [n]; no host has begun the update from the state of `tag`."""
         return np.take(self.rows, places, axis=0)
 
-    def write_push(self, worker: int, places: np.ndarray, rows: np.ndarray) -> None:
-        """Writes a worker's gradients [n, width] of the rows at sorted places [n] for the hosts."""
-        self.arrays["pushed_places"][worker, : len(places)] = places
-        self.arrays["pushed_rows"][worker, : len(places)] = rows
-        self.arrays["pushed_cuts"][worker] = cuts_of(places, self.block)
+    def write_push(self, push: int, places: np.ndarray, rows: np.ndarray) -> None:
+        """Writes gradients [n, width] of the rows at sorted places [n] for the hosts, as one push."""
+        self.arrays["pushed_places"][push, : len(places)] = places
+        self.arrays["pushed_rows"][push, : len(places)] = rows
+        self.arrays["pushed_cuts"][push] = cuts_of(places, self.block)
 
-    def pushed(self, worker: int, host: int) -> Pushed:
-        """Returns views of a worker's push to a host."""
-        begin, end = self.arrays["pushed_cuts"][worker, host : host + 2]
-        return self.arrays["pushed_places"][worker, begin:end], self.arrays["pushed_rows"][worker, begin:end]
+    def pushed(self, push: int, host: int) -> Pushed:
+        """Returns views of a push to a host."""
+        begin, end = self.arrays["pushed_cuts"][push, host : host + 2]
+        return self.arrays["pushed_places"][push, begin:end], self.arrays["pushed_rows"][push, begin:end]
 
     def keep(self, host: int, tag: int, places: np.ndarray, rows: np.ndarray) -> None:
         """Saves the rows [n, width] at sorted places [n] of a host, before an update from the state of `tag`."""
@@ -150,24 +151,30 @@ def cuts_of(places: np.ndarray, block: Block) -> np.ndarray:
     return np.append(np.searchsorted(places, block.first_places), len(places))
 
 
-def sum_pushed(pushed: Sequence[Pushed]) -> Pushed:
-    """Returns the places that any worker pushed, sorted, and the sums of their gradients in the order given.
+def sum_pushed(pushed: Sequence[Pushed], spans: Sequence[Span] | None = None) -> Pushed:
+    """Returns all places that were pushed, sorted, and the sums of their gradients in the order of plan/spans.py.
 
     The bits of a sum depend on nothing else.
+
+    Args:
+        spans: the replicas that each push is the sum of; by default one each.
     """
-    if len(pushed) == 1:
-        return pushed[0]
-    places, rows = (np.concatenate(parts) for parts in zip(*pushed, strict=True))
-    touched, first, which = np.unique(places, return_index=True, return_inverse=True)
-    total = np.take(rows, first, axis=0)
-    is_more = np.ones(len(places), bool)
-    is_more[first] = False
-    begin = 0
-    for own, _ in pushed:  # each names a place once
-        more = begin + np.flatnonzero(is_more[begin : begin + len(own)])
-        total[which[more]] += rows[more]
-        begin += len(own)
-    return touched, total
+    spans = spans or each_alone(len(pushed))
+    return all_of(spans).sum(dict(zip(spans, pushed, strict=True)), add_pushed)
+
+
+def add_pushed(first: Pushed, second: Pushed) -> Pushed:
+    """Returns the places of both, sorted, and the gradients of their rows, added where both have the place."""
+    places = np.union1d(first[0], second[0])
+    total = np.zeros((len(places), first[1].shape[1]), np.float32)
+    at_first, at_second = (np.searchsorted(places, own) for own, _ in (first, second))
+    total[at_first] = first[1]
+    is_new = np.ones(len(places), bool)
+    is_new[at_first] = False
+    is_new = is_new[at_second]
+    total[at_second[is_new]] = second[1][is_new]
+    total[at_second[~is_new]] += second[1][~is_new]
+    return places, total
 
 
 def _put(array: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:

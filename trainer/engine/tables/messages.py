@@ -38,10 +38,14 @@ READ, CHANGED, RELEASE = range(3)
 class RowServer:
     """Implements the host's side of the exchange of rows."""
 
-    def __init__(self, tables: TableHost, shard: Shard, workers: int, payloads: Payloads) -> None:
-        """Adds the answers to questions to the graph of the host."""
-        self._tables, self._host, self._payloads = tables, shard.index, payloads
-        self._pushed: dict[int, list[Pushed]] = {}  # by worker, of each block: what the next update may take
+    def __init__(self, tables: TableHost, shard: Shard, pushes: Sequence[range], payloads: Payloads) -> None:
+        """Adds the answers to questions to the graph of the host.
+
+        Args:
+            pushes: by worker, the numbers of the vectors that it pushes at once.
+        """
+        self._tables, self._host, self._payloads, self._pushes = tables, shard.index, payloads, pushes
+        self._pushed: dict[int, list[Pushed]] = {}  # by push, of each block: what the next update may take
         self._asked: dict[int, Places] = {}  # by worker: what it needs with its next token
         worker, what, tag, ticket, places = _asks(shard).dequeue()
         answer = tf.numpy_function(self._answer, [what, tag, places], tf.string)
@@ -50,7 +54,7 @@ class RowServer:
         def give(queue: Any) -> Any:
             return lambda: tf.group(queue.enqueue([ticket, answer]))
 
-        queues = [_answers(shard, number) for number in range(workers)]
+        queues = [_answers(shard, number) for number, _ in enumerate(pushes)]
         self._serve = tf.switch_case(tf.reshape(worker, []), [give(queue) for queue in queues])
 
     def serve(self, session: Any) -> None:
@@ -60,18 +64,19 @@ class RowServer:
             answer_one()
 
     def take(self, worker: int, payload: tf.Tensor, *, counts: tf.Tensor | bool = True) -> tf.Operation:
-        """Takes a worker's push behind its vector; nothing unless it counts, [] bool."""
+        """Takes a worker's pushes behind its vectors; nothing unless they count, [] bool."""
 
         def take(payload: np.ndarray, counts: np.ndarray) -> None:
             if counts:
                 received = self._payloads.receive(PUSH, worker, self._host, payload)
-                self._pushed[worker], self._asked[worker] = self._payloads.read_push(received)
+                pushed, self._asked[worker] = self._payloads.read_push(received)
+                self._pushed |= zip(self._pushes[worker], pushed, strict=True)
 
         return tf.numpy_function(take, [payload, counts], [])
 
-    def pushed(self, worker: int) -> list[Pushed]:
-        """Returns the last push that `take` took of a worker, by block."""
-        return self._pushed[worker]
+    def pushed(self, push: int) -> list[Pushed]:
+        """Returns the last push with this number that `take` took, by block."""
+        return self._pushed[push]
 
     def rows_for(self, worker: int) -> tf.Tensor:
         """Returns [n] the rows that a worker's last push requested, to send with a token; empty if none did."""
@@ -139,19 +144,19 @@ class SentTables(Tables):
         return self._given(derived, tensors_of(rows, [*distinct, *payloads], [tf.float32] * len(distinct)))
 
     def leave(
-        self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
+        self, sums: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
     ) -> list[tf.Tensor | tf.Operation]:
         next_places = [one for replica in upcoming for one in replica]
 
         def write(scale: np.ndarray, *flat: np.ndarray) -> list[np.ndarray]:
-            pushed = [one for (one,) in by_block(flat[: len(mean)], self._each)]
+            pushed = list(zip(*by_block(flat[: len(sums)], self._each), strict=True))
             if scale != 1:
-                pushed = [(places, rows * scale) for places, rows in pushed]
-            written = self._payloads.write_push(pushed, self._by_replica(flat[len(mean) :]))
+                pushed = [tuple((places, rows * scale) for places, rows in of_blocks) for of_blocks in pushed]
+            written = self._payloads.write_push(pushed, self._by_replica(flat[len(sums) :]))
             return [self._payloads.send(PUSH, self._worker, host, one) for host, one in enumerate(written)]
 
         kinds = [tf.as_dtype(self._payloads.numbers)] * len(self._shards)
-        written = tensors_of(write, [1.0 if scale is None else scale, *mean, *next_places], kinds)
+        written = tensors_of(write, [1.0 if scale is None else scale, *sums, *next_places], kinds)
         return [tf.ensure_shape(one, [None]) for one in written]
 
     def split(self, messages: Sequence[tf.Tensor], sizes: Sequence[int]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -228,8 +233,7 @@ class SentTables(Tables):
 
     def _questions(self, places: Places) -> list[bytes]:
         """Returns the question to each host: a push without gradients."""
-        none = [(np.zeros(0, np.int64), np.zeros((0, block.width), np.float32)) for block in self._payloads.blocks]
-        return [one.tobytes() for one in self._payloads.exact().write_push(none, places)]
+        return [one.tobytes() for one in self._payloads.exact().write_push([], places)]
 
     def _exact_rows(self, sent: Sequence[bytes], places: Places) -> list[np.ndarray]:
         return self._payloads.exact().read_rows([np.frombuffer(one, np.uint8) for one in sent], places)

@@ -80,28 +80,24 @@ class Payloads(NamedTuple):
         """Returns the payload that was sent."""
         return message if self.boxes is None else self.boxes.get(kind, worker, host, message)
 
-    def write_push(self, pushed: Sequence[Pushed], asked: Places) -> list[np.ndarray]:
-        """Returns what to send to each host: gradients of each block, and the rows of all hosts needed next."""
+    def write_push(self, pushed: Sequence[Sequence[Pushed]], asked: Places) -> list[np.ndarray]:
+        """Returns what to send to each host: gradients by push and block, and the rows of all hosts needed next."""
         return [
             self._joined(
                 [
-                    np.array([len(asked)], np.int64),
-                    *(part for one in self._own(pushed, host) for part in one),
+                    np.array([len(pushed), len(asked)], np.int32),
+                    *(part for of_blocks in pushed for own in self._own(of_blocks, host) for part in own),
                     *(part for replica in asked for places in self._places(replica, host) for part in places),
                 ]
             )
             for host in range(self.blocks[0].hosts)
         ]
 
-    def read_push(self, payload: np.ndarray) -> tuple[list[Pushed], Places]:
-        """Returns what a host received: gradients of each block, and the places of its rows that are needed next."""
+    def read_push(self, payload: np.ndarray) -> tuple[list[list[Pushed]], Places]:
+        """Returns what a host received: gradients by push and block, and the places of its rows needed next."""
         reader = _Reader(payload)
-        replicas = int(reader.next(np.int64, 1)[0])
-        pushed = []
-        for block in self.blocks:
-            places = self._read_places(reader, block)
-            rows = self._read_rows(reader, len(places), block)
-            pushed.append((places, rows.copy() if self.boxes is None else rows))  # a message does not outlive the call
+        pushes, replicas = (int(count) for count in reader.next(np.int32, 2))
+        pushed = [[self._read_pushed(reader, block) for block in self.blocks] for _ in range(pushes)]
         return pushed, [[self._read_places(reader, block) for block in self.blocks] for _ in range(replicas)]
 
     def write_rows(self, asked: Places, rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -154,6 +150,11 @@ class Payloads(NamedTuple):
             joined[at : at + one.nbytes] = np.ascontiguousarray(one).view(np.uint8).ravel()
             at += size
         return joined.view(self.numbers)
+
+    def _read_pushed(self, reader: _Reader, block: Block) -> Pushed:
+        places = self._read_places(reader, block)
+        rows = self._read_rows(reader, len(places), block)
+        return places, rows.copy() if self.boxes is None else rows  # a message does not outlive the call
 
     def _read_places(self, reader: _Reader, block: Block) -> np.ndarray:
         (count,) = reader.next(np.int64, 1)

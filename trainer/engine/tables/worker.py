@@ -1,5 +1,6 @@
 """Implements a worker's side of tables: what its steps read, and where they put gradients for the hosts."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, sum_pushed
+from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, add_pushed
 from trainer.engine.tables.touches import Derived, Touches
+from trainer.plan.spans import Span
 
 Gradients = Sequence[Sequence[tf.Tensor]]  # by replica and lookup
 
@@ -51,14 +53,14 @@ class Tables(ABC):
 
     @abstractmethod
     def leave(
-        self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
+        self, sums: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
     ) -> list[tf.Tensor | tf.Operation]:
         """Passes gradients to the hosts.
 
         Args:
-            mean: from `mean_gradients`.
-            upcoming: of each replica, the places of its next batch by block, if rows are sent.
-            scale: [] factor of the gradients.
+            sums: from `sum_gradients`.
+            upcoming: of each replica, the places of its next batch by block, where rows are sent.
+            scale: [] what the gradients are multiplied by.
 
         Returns:
             What to push behind the vector of each host, if rows are sent; else what must run before the push.
@@ -80,22 +82,32 @@ class Tables(ABC):
         """Adds a query to all hosts for the rows that have changed."""
         return None
 
-    def mean_gradients(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
-        """Returns by block the distinct places [n] of a worker's replicas, and their mean gradients [n, width]."""
+    def sum_gradients(
+        self, derived: Sequence[Derived], gradients: Gradients, spans: Sequence[Span] | None
+    ) -> list[tf.Tensor]:
+        """Returns by span and block the distinct places [n], and the gradients of their rows [n, width].
+
+        Args:
+            spans: of this worker's replicas, whose gradients are summed; None: the mean over all of them is taken.
+        """
         sums = self._sums(derived, gradients)
-        if len(derived) == 1 or not sums:
+        if not sums or len(derived) == (1 if spans is None else len(spans)):
             return sums
         blocks = len(derived[0].blocks)
+        wanted = spans or [Span(0, len(derived))]
+        replicas = [Span(wanted[0].first + number, 1) for number, _ in enumerate(derived)]
 
-        def mean(*flat: np.ndarray) -> list[np.ndarray]:
+        def add(*flat: np.ndarray) -> list[np.ndarray]:
             found = []
-            for of_replicas in by_block(flat, blocks):
-                places, rows = sum_pushed(of_replicas)
-                found += [places, rows / np.float32(len(of_replicas))]
+            by_replica = [dict(zip(replicas, of_replicas, strict=True)) for of_replicas in by_block(flat, blocks)]
+            for span, pushed in itertools.product(wanted, by_replica):
+                places, rows = span.sum(pushed, add_pushed)
+                found += [places, rows / np.float32(span.size) if spans is None else rows]
             return found
 
-        means = tf.numpy_function(mean, sums, [one.dtype for one in sums[: 2 * blocks]])
-        return [tf.ensure_shape(one, [None, *like.shape[1:]]) for one, like in zip(means, sums, strict=False)]
+        like = sums[: 2 * blocks] * len(wanted)
+        added = tf.numpy_function(add, sums, [one.dtype for one in like])
+        return [tf.ensure_shape(one, [None, *other.shape[1:]]) for one, other in zip(added, like, strict=True)]
 
     def _sums(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
         """Returns by replica and block the distinct places, and the gradients of their rows."""
@@ -110,8 +122,9 @@ class Tables(ABC):
 class TableWorker(Tables):
     """Reads rows in memory that it shares with the hosts; without tables it adds nothing."""
 
-    def __init__(self, memory: Sequence[BlockMemory], touches: Touches, worker: int = 0) -> None:
-        self._memory, self.touches, self._worker = memory, touches, worker
+    def __init__(self, memory: Sequence[BlockMemory], touches: Touches, first_push: int = 0) -> None:
+        """Starts with no rows read; this worker's pushes are numbered from `first_push`."""
+        self._memory, self.touches, self._first_push = memory, touches, first_push
 
     def read(self, derived: Derived) -> list[tf.Tensor]:
         return self._read(derived, tf.constant(NO_TAG, tf.int64))
@@ -122,29 +135,18 @@ class TableWorker(Tables):
         return [self._read(one, tag) for one in derived]
 
     def leave(
-        self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
+        self, sums: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
     ) -> list[tf.Tensor | tf.Operation]:
         if not self._memory:
             return []
         assert scale is None  # hosts clip
 
         def write(*flat: np.ndarray) -> None:
-            for block, ((places, rows),) in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
-                block.write_push(self._worker, places, rows)
+            for block, pushed in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
+                for push, (places, rows) in enumerate(pushed, self._first_push):
+                    block.write_push(push, places, rows)
 
-        return [tf.numpy_function(write, list(mean), [])]
-
-    def leave_each(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Operation]:
-        """Passes the gradient of each replica as that of a worker, if all replicas are in one process."""
-        if not self._memory:
-            return []
-
-        def write(*flat: np.ndarray) -> None:
-            for block, of_replicas in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
-                for replica, (places, rows) in enumerate(of_replicas):
-                    block.write_push(replica, places, rows)
-
-        return [tf.numpy_function(write, self._sums(derived, gradients), [])]
+        return [tf.numpy_function(write, list(sums), [])]
 
     def _read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
         if not self._memory:
@@ -176,6 +178,6 @@ def tensors_of(
 
 
 def by_block(flat: Sequence[np.ndarray], blocks: int) -> list[list[Pushed]]:
-    """Regroups the list of `_sums` by block and replica."""
+    """Regroups the list of `_sums` by block and replica, or that of `sum_gradients` by block and span."""
     pairs = list(zip(flat[::2], flat[1::2], strict=True))
     return [pairs[number::blocks] for number in range(blocks)]

@@ -1,12 +1,14 @@
 """Packs named tensors into the flat vectors of shards and unpacks them; plan/layout.py has the layout."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import add
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.plan.layout import LANES, METRICS, TAGS, Shard, Slice
+from trainer.plan.spans import Span, all_of, each_alone
 
 GENERATION_STRIDE = 2**32  # a tag is generation * stride + step, or another number that grows within the generation
 
@@ -65,17 +67,21 @@ def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, h
     return tf.concat([*trainable, *rest], 0)
 
 
-def mean_of(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns [size], the mean of the pushes, or of the chosen ones.
+def mean_of(
+    packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None, spans: Sequence[Span] | None = None
+) -> tf.Tensor:
+    """Returns [size], the mean over the replicas of all pushes, or of the chosen ones.
 
-    It sums one by one in the given order: the bits of the sum depend on nothing else.
+    Summed in the order of plan/spans.py: the bits of the sum depend on nothing else.
+
+    Args:
+        spans: the replicas that each push is the sum of; by default one each.
     """
     if chosen is not None:
-        packed = [tf.where(chosen[number], one, 0.0) for number, one in enumerate(packed)]
-    total = packed[0]
-    for one in packed[1:]:
-        total = total + one
-    return total / (len(packed) if chosen is None else tf.reduce_sum(tf.cast(chosen, tf.float32)))
+        packed = [tf.where(chosen[number], vector, 0.0) for number, vector in enumerate(packed)]
+    spans = spans or each_alone(len(packed))
+    total = all_of(spans).sum(dict(zip(spans, packed, strict=True)), add)
+    return total / (all_of(spans).size if chosen is None else tf.reduce_sum(tf.cast(chosen, tf.float32)))
 
 
 def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

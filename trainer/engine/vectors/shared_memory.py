@@ -33,7 +33,7 @@ from trainer.plan.strategy import Strategy
 
 
 class MemoryWire(VectorWire):
-    """Places for the vectors of every shard, and one for the gradients that each worker pushes to it.
+    """Places for the vectors of every shard, and one for each push of gradients that an update takes.
 
     A message is [tags, place] for parameters, [tags, whether the worker asks to stop] for gradients.
     """
@@ -43,16 +43,19 @@ class MemoryWire(VectorWire):
     has_messages = True
     is_shared = True
 
-    def __init__(self, path: str, shards: Sequence[Shard], strategy: Strategy, workers: int) -> None:
+    def __init__(self, path: str, shards: Sequence[Shard], strategy: Strategy, pushes: int) -> None:
         """Maps the file at `path`, the same for all tasks."""
-        self._vectors = vectors_of(strategy, workers)
+        self._vectors = vectors_of(strategy, pushes)
         self.is_per_worker = self._vectors > 1
-        total = nbytes(shards, strategy, workers)
+        total = nbytes(shards, strategy, pushes)
         with open(path, "r+b") as file:
             written = mmap.mmap(file.fileno(), total)
             read = mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ)
-        self._written, self._read = (_cut(memory, shards, strategy, workers) for memory in (written, read))
+        self._written, self._read = (_cut(memory, shards, strategy, pushes) for memory in (written, read))
         self._fed: dict[int, np.ndarray] = {}  # by shard: what is read next, once, instead of its vector
+
+    def push_shape(self, shard: Shard, vectors: int) -> list[int]:
+        return self.shape(shard)
 
     def tags_of(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
         return message[:TAGS]
@@ -72,28 +75,30 @@ class MemoryWire(VectorWire):
             return TrainableAndRest(tf.identity(trainable), rest)
 
     def write_gradients(
-        self, trainable: Pieces, rest: Pieces, shard: Shard, *, worker: int, computed_on: Pieces
+        self, trainable: Pieces, rest: Pieces, shard: Shard, *, push: int, computed_on: Pieces
     ) -> tf.Tensor:
-        return self.put([*trainable, *rest], shard, self.place_of(worker), computed_on=computed_on)
+        return self.put([*trainable, *rest], shard, self.place_of(push), computed_on=computed_on)
 
     def writes_on(self, device: str | None, *, jit: bool) -> bool:
         return not jit and device is not None and "cpu" in device.lower()
 
-    def announce(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
-        return message_of(packing.tags_of(vector, shard), super().asks_to_stop(vector, shard))
+    def announce(self, vectors: Sequence[tf.Tensor], shard: Shard) -> tf.Tensor:
+        with tf.control_dependencies(vectors):
+            return message_of(packing.tags_of(vectors[0], shard), super().asks_to_stop(vectors[0], shard))
 
-    def read_gradients(self, message: tf.Tensor, shard: Shard, worker: int) -> tf.Tensor:
-        gradients = self._read[shard.index][self.place_of(worker)]
+    def read_gradients(self, message: tf.Tensor, shard: Shard, pushes: Sequence[int]) -> list[tf.Tensor]:
+        gradients = [self._read[shard.index][self.place_of(push)] for push in pushes]
         # The message is an input because a control dependency would wait for every message of the update.
-        return self._shaped(tf.numpy_function(lambda message: gradients, [message], tf.float32), shard)
+        read = tf.numpy_function(lambda message: gradients, [message], [tf.float32] * len(pushes))
+        return [self._shaped(vector, shard) for vector in tf.nest.flatten(read)]
 
     def feed(self, vectors: Sequence[np.ndarray], shards: Sequence[Shard]) -> Sequence[np.ndarray]:
         self._fed = {shard.index: vector for shard, vector in zip(shards, vectors, strict=True)}
         tags = [packing.tags_in(vector, shard) for shard, vector in zip(shards, vectors, strict=True)]
         return [np.append(one, np.int32(0)) for one in tags]
 
-    def place_of(self, worker: int) -> int:
-        return self._vectors + worker
+    def place_of(self, push: int) -> int:
+        return self._vectors + push
 
     def put(self, pieces: Pieces, shard: Shard, place: Place, *, computed_on: Pieces = ()) -> tf.Tensor:
         """Writes a vector into a place of a shard, on the task that runs the operation.
@@ -135,8 +140,8 @@ def message_of(tags: tf.Tensor, place: Place) -> tf.Tensor:
     return tf.concat([tags, [tf.cast(place, tf.int32)]], 0)
 
 
-def _cut(memory: mmap.mmap, shards: Sequence[Shard], strategy: Strategy, workers: int) -> dict[int, list[np.ndarray]]:
+def _cut(memory: mmap.mmap, shards: Sequence[Shard], strategy: Strategy, pushes: int) -> dict[int, list[np.ndarray]]:
     cut: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shards}
-    for shard, offset in places(shards, strategy, workers):
+    for shard, offset in places(shards, strategy, pushes):
         cut[shard.index].append(np.frombuffer(memory, np.float32, shard.size, offset))
     return cut

@@ -19,6 +19,7 @@ import tensorflow as tf
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import TrainableAndRest, halves, mean_of
 from trainer.plan.layout import LANES, METRICS, TAGS, WIRES, Shard
+from trainer.plan.spans import Span
 
 Pieces = Sequence[tf.Tensor]  # of vectors: whole, their regions, or parts [k] float32 in their order
 Place: TypeAlias = tf.Tensor | int  # of a vector in shared memory
@@ -40,6 +41,10 @@ class VectorWire:
         """Returns the shape of a message."""
         return [WIRES[self.name].numbers(shard)]
 
+    def push_shape(self, shard: Shard, vectors: int) -> list[int]:
+        """Returns the shape of a message that pushes several vectors."""
+        return [vectors * size for size in self.shape(shard)]
+
     def pack(self, trainable: Pieces, rest: Pieces) -> tf.Tensor:
         return tf.concat([*trainable, *rest], 0)
 
@@ -51,9 +56,12 @@ class VectorWire:
         """Returns a packed vector in float32."""
         return halves(vector, shard)
 
-    def average(self, vectors: Sequence[tf.Tensor], shard: Shard, chosen: tf.Tensor | None) -> TrainableAndRest:
+    def average(
+        self, vectors: Sequence[tf.Tensor], shard: Shard, chosen: tf.Tensor | None, spans: Sequence[Span] | None
+    ) -> TrainableAndRest:
         """Returns the mean of packed vectors, in float32; see `mean_of`."""
-        return halves(mean_of(vectors, chosen), shard)  # cut after the mean: else XLA folds its division into the rate
+        mean = mean_of(vectors, chosen, spans)
+        return halves(mean, shard)  # cut after the mean: else XLA folds its division into the rate
 
     def trainable_in(self, vector: np.ndarray, shard: Shard) -> np.ndarray:
         """Returns [trainable_size] float32 of a packed vector that was fetched."""
@@ -83,11 +91,12 @@ class VectorWire:
         return self.unpack(message, shard)
 
     def write_gradients(
-        self, trainable: Pieces, rest: Pieces, shard: Shard, *, worker: int, computed_on: Pieces
+        self, trainable: Pieces, rest: Pieces, shard: Shard, *, push: int, computed_on: Pieces
     ) -> tf.Tensor:
         """Packs a worker's push where its host will read it; returns the packed vector.
 
         Args:
+            push: its number among those that an update takes.
             computed_on: the trainable regions that the gradients were computed on.
         """
         return self.pack(trainable, rest)
@@ -96,13 +105,13 @@ class VectorWire:
         """Whether gradients can be written from within a replica step on that device."""
         return True
 
-    def announce(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
-        """Returns the message that pushes the vector that `write_gradients` returned."""
-        return vector
+    def announce(self, vectors: Sequence[tf.Tensor], shard: Shard) -> tf.Tensor:
+        """Returns the message that pushes the vectors that `write_gradients` returned."""
+        return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
 
-    def read_gradients(self, message: tf.Tensor, shard: Shard, worker: int) -> tf.Tensor:
-        """Returns the packed vector that a worker pushed."""
-        return tf.identity(message)
+    def read_gradients(self, message: tf.Tensor, shard: Shard, pushes: Sequence[int]) -> list[tf.Tensor]:
+        """Returns the packed vectors with these numbers that a worker pushed."""
+        return tf.split(message, len(pushes)) if len(pushes) > 1 else [tf.identity(message)]
 
     def feed(self, vectors: Sequence[np.ndarray], shards: Sequence[Shard]) -> Sequence[np.ndarray]:
         """Returns the messages to feed to a step that computes on fetched packed vectors."""
@@ -131,9 +140,11 @@ class BFloat16(VectorWire):
             tf.cast(trainable, tf.float32), _exact(tf.slice(vector, [size], [2 * (shard.size - size)]))
         )
 
-    def average(self, vectors: Sequence[tf.Tensor], shard: Shard, chosen: tf.Tensor | None) -> TrainableAndRest:
+    def average(
+        self, vectors: Sequence[tf.Tensor], shard: Shard, chosen: tf.Tensor | None, spans: Sequence[Span] | None
+    ) -> TrainableAndRest:
         regions = zip(*(self.unpack(vector, shard) for vector in vectors), strict=True)
-        return TrainableAndRest(*(mean_of(region, chosen) for region in regions))
+        return TrainableAndRest(*(mean_of(region, chosen, spans) for region in regions))
 
     def trainable_in(self, vector: np.ndarray, shard: Shard) -> np.ndarray:
         return (vector[: shard.trainable_size].astype(np.uint32) << 16).view(np.float32)

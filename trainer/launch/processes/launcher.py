@@ -43,7 +43,7 @@ def run(planned: PlannedRun, tasks: ProcessTasks, *, faults: FaultHooks | None =
             plan = _in_own_network(plan, directory)
         if plan.wire_format.is_shared:
             assert tasks.memory is not None
-            sizes = plan.shards, plan.effective_strategy, len(plan.workers)
+            sizes = plan.shards, plan.effective_strategy, plan.pushes
             stack.enter_context(lay_out(tasks.memory, *sizes, plan.table_layout))
         return supervise(planned._replace(plan=plan), tasks, faults=faults)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from trainer.observe.profile.clock import Offset, best
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     """A phase of a step."""
 
     name: str
@@ -24,7 +24,7 @@ class Step:
     number: int  # the update that it makes, or that its gradient is for
     began: float  # Unix time of the chief's clock, seconds
     ended: float
-    spans: tuple[Span, ...]  # one after the other, within it
+    spans: tuple[Interval, ...]  # one after the other, within it
     arrived: Mapping[str, float]  # of an update: when the gradient of each worker arrived
 
 
@@ -116,6 +116,6 @@ def _step(line: Mapping[str, Any], task: str, ahead: Mapping[str, float]) -> Ste
     ended = max(began, on_chief(line["ended"]))
     ends = [min(max(on_chief(at), began), ended) for at in line["ends"].values()]
     moments = list(accumulate([began, *ends], max))
-    spans = [Span(name, a, b) for name, a, b in zip(line["ends"], moments, moments[1:], strict=False)]
+    spans = [Interval(name, a, b) for name, a, b in zip(line["ends"], moments, moments[1:], strict=False)]
     arrived = {name: on_chief(at) for name, at in line["arrived"].items()}
     return Step(int(line["step"]), began, ended, tuple(spans), arrived)

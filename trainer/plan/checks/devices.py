@@ -153,7 +153,7 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
     for name in dict.fromkeys(device.replicas):
         if device.replicas.count(name) > 1:
             remedy = f"type device.replicas={_text(list(dict.fromkeys(device.replicas)))}"
-            message = f"{name} is listed twice; a device holds one replica of a task"
+            message = f"{name} is listed twice; train.replicas says how many replicas the devices compute in turn"
             yield Problem("device.replicas", "duplicate", message, remedy)
 
 

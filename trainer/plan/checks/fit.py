@@ -17,7 +17,7 @@ def check_fit(config: RunConfig, tasks: Sequence[Task], description: Description
     """Yields the problems of a config that does not fit the model or the data."""
     yield from _check_examples(config, description)
     yield from _check_model_batch(config, description)
-    yield from _check_division(tasks, description)
+    yield from _check_division(config, tasks, description)
     yield from _check_written(tasks, description)
     yield from _check_order(config, tasks, description)
     yield from _check_layers(config.device.layers, description)
@@ -51,11 +51,12 @@ def _check_model_batch(config: RunConfig, description: Description) -> Iterator[
         yield Problem("data.name", "mismatch", message, f"leave {rest} of them out")
 
 
-def _check_division(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
+def _check_division(config: RunConfig, tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
     if description.is_divided and any(len(task.replicas) > 1 for task in tasks):
+        key = "device.replicas" if config.train.replicas is None else "train.replicas"
         message = "replicas of one worker cannot share a tf.data.Dataset or an iterable: passes may differ in order"
-        remedy = "return a function (context) with batches of context.replica, or arrays"
-        yield Problem("device.replicas", "not-supported", message, remedy)
+        remedy = "return a function (context) with batches of context.replica, or arrays; or use as many workers"
+        yield Problem(key, "not-supported", message, remedy)
 
 
 def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:

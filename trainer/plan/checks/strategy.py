@@ -19,8 +19,10 @@ from trainer.config.schema import (
     TrainConfig,
     Wire,
 )
+from trainer.config.words import count
 from trainer.faults.problems import Problem
 from trainer.plan.addresses import JOBS
+from trainer.plan.devices import count_replicas
 from trainer.plan.strategy import Strategy, strategy_of
 
 
@@ -60,7 +62,9 @@ def check_parts(placement: PlacementConfig, optimizer: OptimizerConfig) -> Itera
         yield Problem("placement.max_part_mib", "not-supported", message, "leave it out")
 
 
-def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
+def check_strategy(
+    section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig
+) -> Iterator[Problem]:
     """Checks that a strategy has the tasks it needs, and only keys that it reads."""
     strategy = strategy_of(section, cluster)
     name, tasks = strategy.name, cluster.ps + cluster.worker
@@ -80,7 +84,8 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
         message = f"a cluster has at most one evaluator, but cluster={cluster.name} has {cluster.evaluator}"
         remedy = f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e"
         yield Problem("cluster", "out-of-range", message, remedy)
-    yield from _check_quorum(section.quorum, cluster, device, strategy)
+    yield from _check_quorum(section.quorum, cluster, count_replicas(cluster, device, train), strategy)
+    yield from _check_replicas(cluster, train, strategy)
     yield from (p for p in check_read(section, "strategy.") if section.name is not StrategyName.auto)
     if section.name is StrategyName.auto and section.max_staleness is not None:
         message = f"{name} has no stale gradients; async does"
@@ -104,11 +109,8 @@ def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Ite
         yield Problem(key, "not-supported", message, f"{remedy}, or leave out device.log_placement")
 
 
-def _check_quorum(
-    quorum: int | None, cluster: ClusterConfig, device: DeviceConfig, strategy: Strategy
-) -> Iterator[Problem]:
-    here = max(1, len(device.replicas))
-    replicas = cluster.worker * here
+def _check_quorum(quorum: int | None, cluster: ClusterConfig, replicas: int, strategy: Strategy) -> Iterator[Problem]:
+    here = max(1, replicas // max(1, cluster.worker))
     if quorum is None:
         if strategy.waits_for_quorum:
             remedy = f"type strategy.quorum={max(1, replicas - here)}"
@@ -129,7 +131,21 @@ def _check_quorum(
 
 def batch_parts(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> int:
     """Returns the number of equal parts of a global batch."""
-    return cluster.worker * max(1, len(device.replicas)) * train.accumulate
+    return count_replicas(cluster, device, train) * train.accumulate
+
+
+def _check_replicas(cluster: ClusterConfig, train: TrainConfig, strategy: Strategy) -> Iterator[Problem]:
+    """Checks that every worker has a replica, and that workers which send means have equally many."""
+    replicas, workers = train.replicas, cluster.worker
+    if replicas is None or workers < 1:
+        return
+    if replicas < workers:
+        message = f"{count(replicas, 'replica')} cannot be shared out to {workers} workers"
+        yield Problem("train.replicas", "out-of-range", message, f"type train.replicas={workers}, or fewer workers")
+    elif replicas % workers and not (strategy.waits_for_all and strategy.has_shard_hosts):
+        message = f"{strategy.name} needs equally many replicas on all workers; {replicas} is no multiple of {workers}"
+        remedy = f"type train.replicas={-(-replicas // workers) * workers}"
+        yield Problem("train.replicas", "not-divisible", message, remedy)
 
 
 def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> Iterator[Problem]:

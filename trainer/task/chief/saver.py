@@ -12,6 +12,7 @@ from trainer.config.schema import NotFinitePolicy, SaveErrorPolicy
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.task_page import TaskPage, TaskState
+from trainer.plan import spans
 from trainer.plan.serialize import to_json
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
@@ -119,6 +120,7 @@ class Saver:
             "slots": list(snapshot.slots),
             "seed": config.seed,
             "replicas": plan.replicas,
+            "order": spans.ORDER,
             "global_batch": plan.global_batch,
             "frozen": plan.frozen.sha256,
             "data": to_json(plan.fingerprint),
