@@ -145,6 +145,12 @@ def test_what_cannot_be_planned_is_refused(refused, codes, typed):
     refused(codes, planned, *typed.split())
 
 
+def test_a_plan_warns_of_shares_that_are_not_equal(snapshot):
+    plan = planned("cluster=1ps3w", "train.replicas=8")
+    assert [str(warning) for warning in plan.warnings if warning.key == "train.replicas"] == snapshot
+    assert [w for w in planned("cluster=1ps4w", "train.replicas=8").warnings if w.key == "train.replicas"] == []
+
+
 def test_a_model_with_a_batch_size_of_its_own_gets_batches_of_it(snapshot):
     fixed = replace(MODEL, model_batch=8)
     assert planned("cluster=1ps2w", "train.batch_size=16", "evaluate.batch_size=8", model=fixed)

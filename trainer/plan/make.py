@@ -21,9 +21,9 @@ from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
 from trainer.plan.checks.parts import averaged, check_exchanges, is_counted, warn_of_parts
 from trainer.plan.checks.shards import warn_of_shards
 from trainer.plan.checks.sparse import check_memory, warn_of_dense
-from trainer.plan.checks.strategy import check_parts
+from trainer.plan.checks.strategy import check_parts, warn_of_shares
 from trainer.plan.description import Description
-from trainer.plan.devices import THIS_HOST, Machine, for_tasks, parameters_of, tasks_here
+from trainer.plan.devices import THIS_HOST, Machine, count_replicas, for_tasks, parameters_of, tasks_here
 from trainer.plan.placement import best_match, place
 from trainer.plan.plan import Group, Plan, Task
 from trainer.plan.resolve import is_taken
@@ -77,6 +77,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine, mod
         warnings=(
             *warn_of_model(description),
             *warn_of_dense(description, config.train.batch_size),
+            *warn_of_shares(count_replicas(config.cluster, config.device, config.train), config.cluster.worker),
             *warn_of_parts(replicas, config.train.accumulate, description),
             *warn_of_shards(
                 shards, tasks, config.placement.pins, machine, can_cut=not config.optimizer.measures_parameters

@@ -148,6 +148,17 @@ def _check_replicas(cluster: ClusterConfig, train: TrainConfig, strategy: Strate
         yield Problem("train.replicas", "not-divisible", message, remedy)
 
 
+def warn_of_shares(replicas: int, workers: int) -> Iterator[Problem]:
+    """Warns if workers wait in every step for others that compute more replicas."""
+    if rest := replicas % workers:
+        few, most = replicas // workers, replicas // workers + 1
+        message = f"{rest} of {workers} workers compute {most} replicas in every step; the others wait after {few}"
+        equal = [number for number in range(1, replicas + 1) if replicas % number == 0]
+        fewer, more = max(n for n in equal if n < workers), min(n for n in equal if n > workers)
+        remedy = f"{fewer} or {more} workers, or train.replicas={most * workers}, would have equal shares"
+        yield Problem("train.replicas", "slow", message, remedy)
+
+
 def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> Iterator[Problem]:
     """Checks that the global batch can be divided into its parts."""
     batch, accumulate, parts = train.batch_size, train.accumulate, batch_parts(cluster, device, train)
