@@ -5,6 +5,7 @@ from trainer.config.typed import Mode
 from trainer.faults import exit_codes
 from trainer.launch import planning, progress
 from trainer.launch.processes import isolation
+from trainer.storage import resume
 
 ISOLATED = "isolated: no other program can reach the network of the tasks"
 
@@ -13,6 +14,7 @@ def run(config: RunConfig, write_to: str | None) -> int:
     """Prints the plan; writes it where `plan.write_to` says."""
     from trainer.plan import page
 
+    resume.check_exists(config.resume)
     with progress.note(planning.PLANNING) as note:
         config, made = planning.make(config, waits=note.runs, mode=Mode.plan)
     not_isolated = isolation.why_not(config)
