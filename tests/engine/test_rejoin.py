@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from runs import wait_until
-from small_clusters import STEPS, Cluster, digest, plain, to_the_end, unbroken, with_everything, workload_of
+from small_clusters import STEPS, Cluster, digest, make_local, plain, to_the_end, unbroken, with_everything, workload_of
 
 from trainer.engine.sharded.resources import HOLD, JOIN, Link
 from trainer.engine.sharded.worker import ShardedEngine
@@ -102,6 +102,17 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
     assert steps == [DIES_AT] if moves == [0] else steps in ([DIES_AT - 1, DIES_AT], [DIES_AT, DIES_AT + 1])
     assert {one.step: (one.loss, *one.sums) for one in successor["missed"]} == {step: updates[step] for step in steps}
     assert all(any(updates[step][1:]) for step in steps)
+
+
+@pytest.mark.long(but=["memory"])
+@pytest.mark.parametrize("wire", ["memory", "float32"])
+def test_a_successor_pushes_all_sums_of_its_replicas_again(wire: str):
+    shares = [1, 3]  # replicas 1, and 2 to 3, are two sums
+    cluster = Cluster(with_everything, ps=2, workers=2, shares=shares, wire=wire, rewrites=False)
+    expected = to_the_end(make_local(workload_of(with_everything), cluster.optimizer, count=4))
+    first_push = AT_STEPS["after its push to the first shard"]
+    (losses, last), _ = cluster.train([to_the_end, dying(cluster, 1, first_push, {}, moves=[0])])
+    assert (losses, digest(last)) == (expected[0], digest(expected[1]))
 
 
 @pytest.mark.long(but=["with its tokens-backup-memory"])
