@@ -83,11 +83,13 @@ def test_gpus_have_their_indices_and_the_memory_that_is_taken(capsys, fields, me
 
 
 def test_replicas_have_a_column_if_a_worker_has_more_than_one(capsys):
-    shown = plan(task("ps", 0), task("worker", 0, replicas=("/cpu:0", "/cpu:1")))
-    assert [row[5:7] for row in rows(printed(capsys, shown))[:3]] == [
+    own, in_turn = ("/cpu:0", "/cpu:1"), ("/gpu:0",) * 3
+    shown = plan(task("ps", 0), task("worker", 0, replicas=own), task("worker", 1, replicas=in_turn))
+    assert [row[5:7] for row in rows(printed(capsys, shown))[:4]] == [
         ["replicas", "replica batch"],
         ["", ""],
-        ["0-1 on /cpu:0 /cpu:1", "32"],
+        ["/cpu:0 /cpu:1", "12"],
+        ["3 on /gpu:0", "12"],
     ]
 
 

@@ -99,19 +99,16 @@ def _task(plan: Plan, task: Task) -> dict[str, str]:
         "GPUs": ", ".join(map(str, task.gpus)) or "none",
         "GPU memory": _memory(task),
         "threads": f"{task.intra_op_threads} intra, {task.inter_op_threads} inter",
-        "replicas": _replicas(plan, task),
+        "replicas": _replicas(task),
         "replica batch": str(plan.replica_batch) if task.job == "worker" else "",
         "log": task.log,
     }
 
 
-def _replicas(plan: Plan, task: Task) -> str:
-    """Returns the numbers of a worker's replicas and their devices."""
-    if not task.replicas:
-        return ""
-    first, *others = plan.replica_numbers(task)
-    numbers = f"{first}-{others[-1]}" if others else str(first)
-    return f"{numbers} on {' '.join(dict.fromkeys(task.replicas))}"
+def _replicas(task: Task) -> str:
+    """Returns the devices of a task's replicas, and how many these are if they take turns there."""
+    devices = dict.fromkeys(task.replicas)
+    return (f"{len(task.replicas)} on " if len(task.replicas) > len(devices) else "") + " ".join(devices)
 
 
 def _memory(task: Task) -> str:
