@@ -91,8 +91,8 @@ DEFECTS = (
     Defect(
         "a batch need not be divisible by accumulated parts",
         "plan/checks/strategy.py",
-        "max(1, len(device.replicas)) * train.accumulate",
-        "max(1, len(device.replicas))",
+        "return count_replicas(cluster, device, train) * train.accumulate",
+        "return count_replicas(cluster, device, train)",
     ),
     Defect(
         "a step is said to take half as long as its bytes do",

@@ -18,10 +18,10 @@ from trainer.launch.processes.tasks import ProcessTasks
 pytestmark = pytest.mark.slow  # each test starts processes that import TensorFlow
 
 PROGRAM = """
-import os, sys
+import json, os, sys
 from trainer.launch.processes import warm
 connection = warm.connect(float(sys.argv[1]), os.environ, open(os.devnull, "wb"), os.memfd_create("m"))
-print([one.pid for one in warm.find()])
+print(json.dumps([[one.pid for one in warm.find()], list(map(repr, warm.facts(os.environ)))]))
 """
 
 
@@ -39,13 +39,17 @@ def pids() -> list[int]:
     return sorted(one.pid for one in warm.find())
 
 
-def start_warm(
+def ask(
     environment: dict[str, str] | None = None, *, minutes: float = 1.0, cwd: Path | None = None
-) -> list[int]:
-    """Asks for a warm process as another command does; returns the pids of all that are there."""
+) -> tuple[list[int], list[str]]:
+    """Asks for a warm process as another command does; returns the pids of all, and what decides which it gets."""
     command = [sys.executable, "-c", PROGRAM, str(minutes)]
     ended = subprocess.run(command, env=os.environ | (environment or {}), cwd=cwd, capture_output=True, check=True)
-    return json.loads(ended.stdout)
+    return tuple(json.loads(ended.stdout))
+
+
+def start_warm(environment: dict[str, str] | None = None, *, minutes: float = 1.0) -> list[int]:
+    return ask(environment, minutes=minutes)[0]
 
 
 def wait_until_gone() -> None:
@@ -58,9 +62,10 @@ def test_none_is_started_unless_it_is_asked_for():
 
 
 def test_a_second_command_finds_the_process_of_the_first(tmp_path):
-    first = start_warm()
+    first, facts = ask()
     assert len(first) == 1
-    assert start_warm(cwd=tmp_path, environment={"TRAINER_ANYTHING": "1"}) == first
+    second, same_facts = ask(cwd=tmp_path, environment={"TRAINER_ANYTHING": "1"})
+    assert (same_facts, second) == (facts, first)
     assert start_warm(minutes=0.0) == first
 
 
@@ -76,7 +81,7 @@ def test_a_command_with_another_environment_library_or_limit_does_not_use_it(tmp
     assert len(start_warm({"PYTHONPATH": str(tmp_path)})) == 3
     for count, setting in enumerate(("ulimit -n 512", "umask 027"), 4):
         command = ["bash", "-c", f'{setting} && exec "$@"', "bash", sys.executable, "-c", PROGRAM, "1"]
-        assert len(json.loads(subprocess.run(command, capture_output=True, check=True).stdout)) == count
+        assert len(json.loads(subprocess.run(command, capture_output=True, check=True).stdout)[0]) == count
     assert set(first) < set(pids())
 
 

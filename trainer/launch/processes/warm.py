@@ -70,7 +70,7 @@ def connect(
     if sys.platform != "linux" or memory is None or (not minutes and not any(folder.glob("*.sock"))):
         return None
     try:
-        path = folder / f"{_identity(os.environ)}.sock"
+        path = folder / f"{_hash(facts(os.environ))}.sock"
         with locked(folder):
             connection = _connect(path)
             if connection is None and minutes:
@@ -109,8 +109,9 @@ def code_version() -> str:
     return _hash([(str(path), path.stat().st_mtime_ns) for path in (*files, *folders) if path.exists()])
 
 
-def _identity(environment: Mapping[str, str]) -> str:
-    facts = [
+def facts(environment: Mapping[str, str]) -> list[Any]:
+    """Returns everything that the import can depend on."""
+    return [
         code_version(),
         (sys.executable, sys.version, sys.flags, sys.path[1:]),
         sorted((name, value) for name, value in environment.items() if VARIABLES.fullmatch(name)),
@@ -122,7 +123,6 @@ def _identity(environment: Mapping[str, str]) -> str:
         Path("/proc/self/oom_score_adj").read_text(),
         re.findall("^(?:Cap|NoNewPrivs|Seccomp|Umask).*", Path("/proc/self/status").read_text(), re.MULTILINE),
     ]
-    return _hash(facts)
 
 
 def _groups(text: str) -> list[str]:
@@ -130,8 +130,8 @@ def _groups(text: str) -> list[str]:
     return sorted(line.partition(":")[2] for line in text.splitlines() if not line.endswith(":/"))
 
 
-def _hash(facts: Any) -> str:
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+def _hash(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _folder() -> Path:
