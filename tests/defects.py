@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/defects.py [NAME ...]       all of them, or those whose names contain a NAME
 
-A defect is an operator, a constant or a branch that somebody might get wrong. Each is met by the tests of
-`make test-fast`, then by those that `make test` has besides, then by the rest. Exits with 1 if one survives, or if
-`make test` finds fewer than 21.
+A defect is an operator, a constant or a branch that somebody might get wrong. It is met by the tests of its own folder,
+then by all: those of `make test-fast`, then those that `make test` has besides, then the rest. Exits with 1 if one
+survives, or if `make test` finds fewer than 21.
 """
 
 from __future__ import annotations
@@ -185,10 +185,9 @@ def seed(defect: Defect, copy: Path) -> None:
 
 
 def find(defect: Defect, copy: Path) -> tuple[str, str] | None:
-    """The first target that finds a defect, and which test; the tests of the defect's own folder run first."""
-    own = f"tests/{defect.file.partition('/')[0]}"
-    for target, marks in TIERS.items():
-        for folder in (own, "tests"):
+    """Returns the first target that finds a defect, and which test; all tests of the defect's own folder run first."""
+    for folder in (f"tests/{defect.file.partition('/')[0]}", "tests"):
+        for target, marks in TIERS.items():
             if (test := first_failure(copy, folder, marks)) is not None:
                 return target, test
     return None
