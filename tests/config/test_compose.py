@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -47,9 +49,12 @@ def load(overrides, **options):
 
 
 def run(monkeypatch, *arguments, main=lambda config: 0, complete=compose.as_composed):
-    """The exit code of `python -m trainer` with these arguments."""
+    """The exit code of `python -m trainer` with these arguments.
+
+    Hydra logs to streams of its own, and not to those of an earlier test, which are closed.
+    """
     monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
-    with pytest.raises(SystemExit) as raised:
+    with mock.patch.object(logging.getLogger(), "handlers", []), pytest.raises(SystemExit) as raised:
         compose.run(lambda given: main(given.config), complete)
     return raised.value.code
 
