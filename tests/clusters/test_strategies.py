@@ -81,14 +81,11 @@ MODELS = {
     "float16": ["model=mlp", "train.precision=mixed_float16"],
     "accumulated": ["model=mlp", "train.accumulate=4"],
 }
-SHAPES = [
-    *(["cluster=local"], ["cluster=1ps1w"], ["cluster=2ps2w"], ["cluster=2ps3w"], ["cluster=1ps8w"], ["cluster=8w"]),
-    ["cluster=2ps3w", "strategy.wire=memory"],
-    ["cluster=2ps3w", "strategy.wire=float32"],
-]
+SHAPES = [["cluster=local"], ["cluster=2ps3w", "strategy.wire=memory"], ["cluster=3w", "strategy.wire=float32"]]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # the clusters take turns on two cores
 @pytest.mark.parametrize("model", MODELS)
 def test_no_bit_depends_on_which_workers_compute_the_replicas(model: str, finish: Finish, tmp_path: Path):
     (tmp_path / "mine.py").write_text(NORMED)
