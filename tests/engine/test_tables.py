@@ -19,7 +19,7 @@ from trainer.engine.tables import exact_sum
 from trainer.engine.tables.first_values import first_values
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.mapping import private
-from trainer.engine.tables.memory import BlockMemory, add_pushed, sum_pushed
+from trainer.engine.tables.memory import BlockMemory, sum_pushed
 from trainer.engine.tables.touches import check_ids
 from trainer.plan.spans import Span
 from trainer.plan.table_layout import TableLayout
@@ -346,9 +346,10 @@ def test_no_bit_of_a_sum_of_rows_depends_on_who_summed_what(shares):
     random = np.random.default_rng(5)
     places = [np.flatnonzero(random.random(40) < 0.4) for _ in range(7)]
     pushed = [(own, random.standard_normal((len(own), 3), np.float32)) for own in places]
-    replicas = {Span(number, 1): own for number, own in enumerate(pushed)}
     spans = [span for of_worker in spans_of(shares) for span in of_worker]
-    found = sum_pushed([span.sum(replicas, add_pushed) for span in spans], spans)
+    replicas = [range(span.first, span.first + span.size) for span in spans]
+    sums = [sum_pushed([pushed[number] for number in own], [Span(number, 1) for number in own]) for own in replicas]
+    found = sum_pushed(sums, spans)
     for own, expected in zip(found, sum_pushed(pushed), strict=True):
         assert own.tobytes() == expected.tobytes()
 

@@ -50,5 +50,5 @@ def each_alone(count: int) -> list[Span]:
 
 
 def all_of(spans: Sequence[Span]) -> Span:
-    """Returns the span that spans make up, from the first replica on."""
-    return Span(0, sum(span.size for span in spans))
+    """Returns the span that others, which follow each other, make up."""
+    return Span(spans[0].first, sum(span.size for span in spans))

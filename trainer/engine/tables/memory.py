@@ -159,22 +159,40 @@ def sum_pushed(pushed: Sequence[Pushed], spans: Sequence[Span] | None = None) ->
     Args:
         spans: the replicas that each push is the sum of; by default one each.
     """
-    spans = spans or each_alone(len(pushed))
-    return all_of(spans).sum(dict(zip(spans, pushed, strict=True)), add_pushed)
+    if len(pushed) == 1:
+        return pushed[0]
+    places, rows = (np.concatenate(parts) for parts in zip(*pushed, strict=True))
+    touched, first, which, counts = np.unique(places, return_index=True, return_inverse=True, return_counts=True)
+    total = np.take(rows, first, axis=0)
+    ends = np.cumsum([len(own) for own, _ in pushed])[:-1]
+    at = np.split(which, ends)  # of each push, where its rows are in the sum
+    is_second = np.ones(len(places), bool)
+    is_second[first] = False
+    is_second &= counts[which] == 2
+    total[which[is_second]] += rows[is_second]  # each once, and in either order the same
+    many = np.flatnonzero(counts > 2)
+    if len(many):
+        total[many] = _sum_in_order([(own, values) for own, (_, values) in zip(at, pushed, strict=True)], many, spans)
+    return touched, total
 
 
-def add_pushed(first: Pushed, second: Pushed) -> Pushed:
-    """Returns the places of both, sorted, and the gradients of their rows, added where both have the place."""
-    places = np.union1d(first[0], second[0])
-    total = np.zeros((len(places), first[1].shape[1]), np.float32)
-    at_first, at_second = (np.searchsorted(places, own) for own, _ in (first, second))
-    total[at_first] = first[1]
-    is_new = np.ones(len(places), bool)
-    is_new[at_first] = False
-    is_new = is_new[at_second]
-    total[at_second[is_new]] = second[1][is_new]
-    total[at_second[~is_new]] += second[1][~is_new]
-    return places, total
+def _sum_in_order(pushed: Sequence[Pushed], wanted: np.ndarray, spans: Sequence[Span] | None) -> np.ndarray:
+    """Returns [k, width], the sums of the rows at wanted places [k], sorted; each was pushed by somebody."""
+    alone = spans or each_alone(len(pushed))
+    parts = {}
+    for span, (places, rows) in zip(alone, pushed, strict=True):
+        at = np.minimum(np.searchsorted(wanted, places), len(wanted) - 1)
+        is_wanted = wanted[at] == places
+        values, is_pushed = np.zeros((len(wanted), rows.shape[1]), np.float32), np.zeros((len(wanted), 1), bool)
+        values[at[is_wanted]], is_pushed[at[is_wanted]] = rows[is_wanted], True
+        parts[span] = values, is_pushed
+
+    def add(first: Pushed, rest: Pushed) -> Pushed:
+        (values, is_here), (others, is_there) = first, rest
+        only = np.where(is_here, values, others)  # not a sum with zero, which has another sign than -0.0
+        return np.where(is_here & is_there, values + others, only), is_here | is_there
+
+    return all_of(alone).sum(parts, add)[0]
 
 
 def _put(array: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:

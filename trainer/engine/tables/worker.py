@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, add_pushed
+from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, sum_pushed
 from trainer.engine.tables.touches import Derived, Touches
 from trainer.plan.spans import Span
 
@@ -95,13 +95,13 @@ class Tables(ABC):
             return sums
         blocks = len(derived[0].blocks)
         wanted = spans or [Span(0, len(derived))]
-        replicas = [Span(wanted[0].first + number, 1) for number, _ in enumerate(derived)]
 
         def add(*flat: np.ndarray) -> list[np.ndarray]:
             found = []
-            by_replica = [dict(zip(replicas, of_replicas, strict=True)) for of_replicas in by_block(flat, blocks)]
-            for span, pushed in itertools.product(wanted, by_replica):
-                places, rows = span.sum(pushed, add_pushed)
+            for span, of_replicas in itertools.product(wanted, by_block(flat, blocks)):
+                numbers = range(span.first, span.first + span.size)
+                own = of_replicas[numbers[0] - wanted[0].first :][: span.size]
+                places, rows = sum_pushed(own, [Span(number, 1) for number in numbers])
                 found += [places, rows / np.float32(span.size) if spans is None else rows]
             return found
 
