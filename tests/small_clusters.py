@@ -45,7 +45,7 @@ from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import lay_out, tables_offset
-from trainer.plan.spans import Span
+from trainer.plan.spans import Span, pushes_of
 from trainer.plan.strategy import STRATEGIES
 from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import Table, blocks_of
@@ -144,7 +144,7 @@ class Cluster:
         self.strategy = STRATEGIES[strategy]
         self.shares = list(shares or [len(devices)] * workers)
         self.spans = spans_of(self.shares) if self.strategy.waits_for_all else None
-        pushes = workers if self.spans is None else sum(map(len, self.spans))
+        pushes = pushes_of(self.spans, workers)[-1].stop
         examples = BATCH // sum(self.shares) * max(self.shares)
         self.layout = layout_of(self.workload, self.optimizer, len(hosts), pushes, examples)
         self.devices, self.parameters_on, self.options = devices, parameters_on, options
@@ -292,7 +292,7 @@ class Cluster:
 
     def _table_worker(self, touches: Touches, index: int) -> Tables:
         if not self.sends_rows:
-            return TableWorker(self.tables, touches, sum(map(len, (self.spans or ())[:index])))
+            return TableWorker(self.tables, touches, pushes_of(self.spans, self.workers)[index].start)
         return SentTables(self.payloads, self.layout.slots, self.shards, touches, worker=index)
 
     def _connect(self, one: ShardHost | ShardedEngine, name: str) -> None:

@@ -13,7 +13,7 @@ from trainer.plan.environment import VISIBLE, visible_gpus
 from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
-from trainer.plan.spans import Span
+from trainer.plan.spans import Span, pushes_of
 from trainer.plan.strategy import STRATEGIES, Strategy
 from trainer.plan.table_layout import TableLayout
 from trainer.plan.tables import Table, blocks_of
@@ -130,7 +130,7 @@ class Plan:
         """Returns how many vectors an update takes of each shard, or how many might wait for one."""
         if not self.has_shard_hosts:
             return self.replicas
-        return len(self.workers) if self.spans is None else sum(map(len, self.spans))
+        return pushes_of(self.spans, len(self.workers))[-1].stop
 
     def vectors_of(self, worker: Task) -> int:
         """Returns how many vectors a worker sends to each shard in a step; in shared memory, how many messages."""

@@ -9,6 +9,7 @@ is the same whoever computes it: a worker that holds all replicas of a span send
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -52,3 +53,9 @@ def each_alone(count: int) -> list[Span]:
 def all_of(spans: Sequence[Span]) -> Span:
     """Returns the span that others, which follow each other, make up."""
     return Span(spans[0].first, sum(span.size for span in spans))
+
+
+def pushes_of(spans: Sequence[Sequence[Span]] | None, workers: int) -> list[range]:
+    """Returns by worker the numbers of the vectors that it pushes, one for each of its spans; without spans, one."""
+    ends = [0, *accumulate([1] * workers if spans is None else map(len, spans))]
+    return [range(*pair) for pair in pairwise(ends)]

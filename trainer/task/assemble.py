@@ -32,6 +32,7 @@ from trainer.plan.environment import MEMORY
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import tables_offset
+from trainer.plan.spans import pushes_of
 from trainer.task import table_files
 from trainer.task.not_finite import order_seed
 from trainer.task.spec import TaskSpec
@@ -145,7 +146,7 @@ class Assembly:
         plan, index, payloads = self.spec.plan, self.spec.task.index, self._payloads()
         touches = Touches(plan.table_layout.blocks, partial(tracing.lookups_of, workload.objective))
         if payloads is None:
-            return TableWorker(self.tables, touches, first_push=sum(map(len, (plan.spans or ())[:index])))
+            return TableWorker(self.tables, touches, first_push=pushes_of(plan.spans, len(plan.workers))[index].start)
         return SentTables(payloads, plan.slots, plan.shards, touches, worker=index)
 
     def _table_host(self, index: int) -> TableHost:

@@ -7,7 +7,6 @@ become updates depends on the strategy.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +24,7 @@ from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.observe.placement.executed import Executed
 from trainer.observe.profile.stamps import Stamps
 from trainer.plan.layout import Shard
-from trainer.plan.spans import Span
+from trainer.plan.spans import Span, pushes_of
 
 v1 = tf.compat.v1
 
@@ -71,8 +70,7 @@ class ShardHost(ABC):
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.wire, self.profiles, self.tables = wire, profiles, tables
         self.spans = None if spans is None else [span for of_worker in spans for span in of_worker]
-        ends = [0, *accumulate([1] * workers if spans is None else map(len, spans))]
-        self.pushes = [range(*pair) for pair in pairwise(ends)]  # by worker, the numbers of the vectors that it pushes
+        self.pushes = pushes_of(spans, workers)
         self.parameters = device_of(self.shard.host, parameters)
         # Made once, because each would be compiled again.
         self._update_shard = make_update(

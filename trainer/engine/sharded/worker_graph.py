@@ -29,7 +29,7 @@ from trainer.engine.update import BAD, DIVISOR, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import Shard
-from trainer.plan.spans import Span
+from trainer.plan.spans import Span, pushes_of
 from trainer.plan.strategy import Strategy
 
 v1 = tf.compat.v1
@@ -63,10 +63,7 @@ class WorkerSpec:
     @property
     def pushes(self) -> range:
         """Returns the numbers of this worker's vectors among all that an update takes."""
-        if self.spans is None:
-            return range(self.worker, self.worker + 1)
-        first = sum(map(len, self.spans[: self.worker]))
-        return range(first, first + len(self.spans[self.worker]))
+        return pushes_of(self.spans, self.workers)[self.worker]
 
     @cached_property
     def slots(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ host may be updating, first takes the rows and then, if the tag says so, restore
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -161,38 +162,23 @@ def sum_pushed(pushed: Sequence[Pushed], spans: Sequence[Span] | None = None) ->
     """
     if len(pushed) == 1:
         return pushed[0]
-    places, rows = (np.concatenate(parts) for parts in zip(*pushed, strict=True))
-    touched, first, which, counts = np.unique(places, return_index=True, return_inverse=True, return_counts=True)
-    total = np.take(rows, first, axis=0)
-    ends = np.cumsum([len(own) for own, _ in pushed])[:-1]
-    at = np.split(which, ends)  # of each push, where its rows are in the sum
-    is_second = np.ones(len(places), bool)
-    is_second[first] = False
-    is_second &= counts[which] == 2
-    total[which[is_second]] += rows[is_second]  # each once, and in either order the same
-    many = np.flatnonzero(counts > 2)
-    if len(many):
-        total[many] = _sum_in_order([(own, values) for own, (_, values) in zip(at, pushed, strict=True)], many, spans)
-    return touched, total
+    places, which = np.unique(np.concatenate([own for own, _ in pushed]), return_inverse=True)
+    at = np.split(which, np.cumsum([len(own) for own, _ in pushed])[:-1])
+    spans = spans or each_alone(len(pushed))
+    parts: dict[Span, Any] = {span: (own, rows) for span, own, (_, rows) in zip(spans, at, pushed, strict=True)}
 
+    def add(first: Any, rest: Any) -> np.ndarray:
+        total: np.ndarray = first
+        if isinstance(first, tuple):
+            total = np.full((len(places), first[1].shape[1]), -0.0, np.float32)  # adding to it changes no bit
+            total[first[0]] = first[1]
+        if isinstance(rest, tuple):
+            total[rest[0]] += rest[1]  # each place once
+        else:
+            total += rest
+        return total
 
-def _sum_in_order(pushed: Sequence[Pushed], wanted: np.ndarray, spans: Sequence[Span] | None) -> np.ndarray:
-    """Returns [k, width], the sums of the rows at wanted places [k], sorted; each was pushed by somebody."""
-    alone = spans or each_alone(len(pushed))
-    parts = {}
-    for span, (places, rows) in zip(alone, pushed, strict=True):
-        at = np.minimum(np.searchsorted(wanted, places), len(wanted) - 1)
-        is_wanted = wanted[at] == places
-        values, is_pushed = np.zeros((len(wanted), rows.shape[1]), np.float32), np.zeros((len(wanted), 1), bool)
-        values[at[is_wanted]], is_pushed[at[is_wanted]] = rows[is_wanted], True
-        parts[span] = values, is_pushed
-
-    def add(first: Pushed, rest: Pushed) -> Pushed:
-        (values, is_here), (others, is_there) = first, rest
-        only = np.where(is_here, values, others)  # not a sum with zero, which has another sign than -0.0
-        return np.where(is_here & is_there, values + others, only), is_here | is_there
-
-    return all_of(alone).sum(parts, add)[0]
+    return places, all_of(spans).sum(parts, add)
 
 
 def _put(array: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
