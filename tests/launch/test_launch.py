@@ -363,6 +363,7 @@ ENDS = {  # what a model's function does -> what the answer must say, where the 
     "multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,)).start()": "",
     'print(\'{"kind": "Described", "name": "describe 1", "answer": {}}\', flush=True)': "",
     "time.sleep(1.5)": "",
+    "assert 'trainer.task.process' in sys.modules  # or each task would import it": "",
 }
 
 

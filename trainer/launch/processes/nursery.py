@@ -226,6 +226,7 @@ def import_everything() -> None:
         sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
     import numpy.random  # noqa: F401  # numpy and Keras import it at first use
 
+    import trainer.task.process  # noqa: F401
     from trainer.config import keys
     from trainer.task.request_ids import make_unique
 
