@@ -207,9 +207,10 @@ class Cluster:
         _trained.append(self)
         return results
 
-    def successor(self, worker: int) -> ShardedEngine:
-        """The engine of a worker that was started again."""
-        self._connect(engine := self._engine(worker), f"worker:{worker}")
+    def successor(self, worker: int, task: int | None = None) -> ShardedEngine:
+        """The engine of a worker that was started again, or of another task that stands in for it."""
+        task = worker if task is None else task
+        self._connect(engine := self._engine(worker, f"worker:{task}"), f"worker:{task}")
         return engine
 
     def serve(self, host: ShardHost, on_update: OnUpdate | None = None) -> None:
@@ -257,8 +258,8 @@ class Cluster:
     def _table_host(self, index: int) -> TableHost:
         return TableHost(self.tables or private(self.layout), index, self.optimizer, seed=SEED)
 
-    def _engine(self, index: int) -> ShardedEngine:
-        task, first, share = f"worker:{index}", sum(self.shares[:index]), self.shares[index]
+    def _engine(self, index: int, task: str = "") -> ShardedEngine:
+        task, first, share = task or f"worker:{index}", sum(self.shares[:index]), self.shares[index]
         averaged = {"all": sum(self.shares) / share, "quorum": self.quorum, "one": 1}[self.strategy.waits_for]
         touches = touches_of(self.workload, self.layout)
         mine = [
@@ -277,6 +278,7 @@ class Cluster:
         return ShardedEngine(
             WorkerSpec(
                 task=task,
+                worker=index,
                 workers=self.workers,
                 averaged=averaged,
                 spans=self.spans,

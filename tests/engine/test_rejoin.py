@@ -115,6 +115,34 @@ def test_a_successor_pushes_all_sums_of_its_replicas_again(wire: str):
     assert (losses, digest(last)) == (expected[0], digest(expected[1]))
 
 
+def stood_in_for(cluster: Cluster, worker: int, task: int) -> Any:
+    """A worker that dies, for which another task, whose own engine trains on, stands in until a successor comes."""
+
+    def run(engine: ShardedEngine) -> Any:
+        engine.start()
+        engine.step()
+        engine.session.run(AT_STEPS["after its push to the first shard"](engine), engine._asking(False, 0))
+        stand_in = cluster.successor(worker, task)
+        stand_in.start()
+        for _ in range(2):
+            stand_in.step()
+        return to_the_end(cluster.successor(worker), cluster.steps)
+
+    return run
+
+
+@pytest.mark.long(but=["float32"])
+@pytest.mark.parametrize("wire", ["memory", "float32", "bfloat16"])
+def test_another_worker_stands_in_until_a_successor_comes(wire: str):
+    def make() -> Cluster:
+        return Cluster(with_everything, ps=2, workers=3, shares=[1, 1, 2], wire=wire, rewrites=False)
+
+    losses, last = make().train([to_the_end] * 3)[0]
+    cluster = make()
+    (others, with_stand_in), *_ = cluster.train([to_the_end, stood_in_for(cluster, 1, task=2), to_the_end])
+    assert (others, digest(with_stand_in)) == (losses, digest(last))
+
+
 @pytest.mark.long(but=["with its tokens-backup-memory"])
 @pytest.mark.parametrize(
     ("moment", "strategy", "wire"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from small_clusters import SEED, Cluster, make_local, spans_of, to_the_end, values_of
-from test_rejoin import AT_STEPS, dying
+from test_rejoin import AT_STEPS, dying, stood_in_for
 
 from trainer.config.schema import OptimizerConfig, OptimizerName, RowRule, SparseConfig
 from trainer.engine import optimizers
@@ -196,6 +196,14 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment, wire):
     cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=adagrad, wire=wire)
     _, (_, snapshot) = cluster.train([dying(cluster, 0, AT_STEPS[moment], {}), to_the_end])
     assert params_sha256(snapshot, rows_of(cluster)) == trained(adagrad, "*")
+
+
+@pytest.mark.long(but=["memory"])
+@pytest.mark.parametrize("wire", ["memory", "float32"])
+def test_another_worker_stands_in_until_a_successor_comes(wire):
+    cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=OPTIMIZERS["adagrad"], wire=wire)
+    (_, snapshot), _ = cluster.train([to_the_end, stood_in_for(cluster, 1, task=0)])
+    assert params_sha256(snapshot, rows_of(cluster)) == trained(OPTIMIZERS["adagrad"], "*")
 
 
 def rows_of(cluster: Cluster) -> list[BlockMemory]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from trainer.engine.all_reduce import AllReduceEngine
@@ -109,13 +110,19 @@ class Assembly:
             **own.get(name, {}),
         )
 
-    def make_engine(self, workload: Workload, strategy: Any = None) -> Engine:
-        """Returns the engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
+    def make_engine(self, workload: Workload, strategy: Any = None, stands_in_for: Task | None = None) -> Engine:
+        """Returns the engine of a worker.
+
+        Args:
+            strategy: comes from `server.start_strategy`, under all-reduce.
+            stands_in_for: the worker whose replicas this task computes, on its own devices; by default it is itself.
+        """
         plan, task = self.spec.plan, self.spec.task
-        tables = self.make_tables(workload)
+        worker = stands_in_for or task
+        tables = self.make_tables(workload, worker)
         common: dict[str, Any] = {
             "optimizer": self.spec.config.optimizer,
-            "replicas": _make_replicas(self.spec, workload, tables),
+            "replicas": _make_replicas(self.spec, workload, tables, worker),
             "profiles": self.spec.config.profile,
         }
         with users_code("the training step", alone=False):
@@ -129,8 +136,9 @@ class Assembly:
             return ShardedEngine(
                 WorkerSpec(
                     task=task.name,
+                    worker=worker.index,
                     workers=len(plan.workers),
-                    averaged=_averaged(plan, task),
+                    averaged=_averaged(plan, worker),
                     spans=plan.spans,
                     shards=plan.shards,
                     strategy=plan.effective_strategy,
@@ -141,9 +149,9 @@ class Assembly:
                 )
             )
 
-    def make_tables(self, workload: Workload) -> Tables:
-        """Returns a worker's side of tables, for one pipeline."""
-        plan, index, payloads = self.spec.plan, self.spec.task.index, self._payloads()
+    def make_tables(self, workload: Workload, worker: Task | None = None) -> Tables:
+        """Returns a worker's side of tables, for one pipeline; by default this task is the worker."""
+        plan, index, payloads = self.spec.plan, (worker or self.spec.task).index, self._payloads()
         touches = Touches(plan.table_layout.blocks, partial(tracing.lookups_of, workload.objective))
         if payloads is None:
             return TableWorker(self.tables, touches, first_push=pushes_of(plan.spans, len(plan.workers))[index].start)
@@ -180,7 +188,8 @@ def _full(plan: Plan, task: Task, device: str) -> str:
     return device_of(task.name, device) if plan.has_shard_hosts else device
 
 
-def _make_replicas(spec: TaskSpec, workload: Workload, tables: Tables) -> list[Replica]:
+def _make_replicas(spec: TaskSpec, workload: Workload, tables: Tables, worker: Task) -> list[Replica]:
+    """Returns the replicas of a worker, on the devices of this task."""
     config, plan, task = spec.config, spec.plan, spec.task
     scopes: dict[str, str] = {}
     step = replica.make_step(
@@ -221,4 +230,4 @@ def _make_replicas(spec: TaskSpec, workload: Workload, tables: Tables) -> list[R
             frozen=Copy(workload.frozen),
         )
 
-    return list(map(make, plan.replica_numbers(task), task.replicas))
+    return list(map(make, plan.replica_numbers(worker), cycle(task.replicas)))

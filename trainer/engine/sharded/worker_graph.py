@@ -39,7 +39,8 @@ v1 = tf.compat.v1
 class WorkerSpec:
     """The parts from which a worker's graph is built."""
 
-    task: str  # e.g. "worker:3"
+    task: str  # that computes, e.g. "worker:3"
+    worker: int  # whose share of the replicas this is: that of the task, or of a worker that it stands in for
     workers: int  # that push
     averaged: float  # what an update divides this worker's requests by
     shards: Sequence[Shard]
@@ -53,8 +54,8 @@ class WorkerSpec:
     spans: Sequence[Sequence[Span]] | None = None  # by worker, of the sums that it pushes; otherwise it pushes means
 
     @property
-    def worker(self) -> int:
-        return int(self.task.split(":")[1])
+    def is_own(self) -> bool:
+        return self.task == f"worker:{self.worker}"
 
     @property
     def here(self) -> str:
@@ -111,7 +112,8 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     assert spec.strategy.waits_for_all or not has_prefetch
     has_log = not spec.strategy.waits_for_all
     clock = GraphClock(is_wanted=spec.profiles)
-    with tf.Graph().as_default() as graph:
+    # Resources of a task are known by the names of their operations, in all its graphs.
+    with tf.Graph().as_default() as graph, tf.name_scope("" if spec.is_own else f"for_worker{spec.worker}"):
         options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
         options |= {"sends_rows": spec.tables.announce is not None, "spans": spec.spans}
         mine = [spec.worker]
@@ -119,7 +121,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
         with tf.device(spec.here):
             batches = [replica.batches() for replica in spec.replicas]
-            batch_count = BatchCount("/cpu:0")
+            batch_count = BatchCount("/cpu:0", f"batches_taken{spec.worker}")
             counted = batch_count.count([tensor for one in batches for tensor in one.batch.tensors])
             requests = Requests.placeholders()
             query = spec.tables.query()
