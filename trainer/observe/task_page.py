@@ -96,6 +96,10 @@ class TaskPage:
     ended_early: str | None = None  # why; only the chief ends a run before its last step
     is_replaced: bool = False  # a shard host is connected to another task instead of this one
     is_ready: bool = False  # its shard too, if it holds one, can be loaded
+    waits_for_place: bool = False  # it could train, but another may compute for this worker
+    computes_for: list[str] = field(default_factory=list)  # workers, itself too, whose replicas this one computes now
+    can_stand_in_for: list[str] = field(default_factory=list)  # workers that it has an engine for
+    places: dict[str, str] = field(default_factory=dict)  # by worker, who computes for it; the chief decides
     generation: int = 0  # of the state it works on; 0: none yet
     step: int = 0  # global step
     steps: int = 0  # that this process has made
@@ -134,6 +138,10 @@ class TaskPage:
             KeyError, TypeError, ValueError: if it is not the page of a task.
         """
         return from_json(cls, value)
+
+    @property
+    def name(self) -> str:
+        return f"{self.job}:{self.index}"
 
     def to_json(self) -> dict[str, Any]:
         return to_json(self)

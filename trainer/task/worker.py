@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
-from trainer.faults import failpoints
+from trainer.faults import exit_codes, failpoints
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
 from trainer.observe.peers import try_status
 from trainer.observe.placement.record import STEP, make_record
@@ -21,8 +21,10 @@ from trainer.task import hosting, not_finite, watchdogs
 from trainer.task.assemble import Assembly, compute_device
 from trainer.task.chief import initial_state
 from trainer.task.chief.finish import finish
+from trainer.task.chief.places import decide_places
 from trainer.task.chief.wiring import Chief, assemble
 from trainer.task.evaluator.score import make_evaluator
+from trainer.task.leave import leave
 from trainer.task.loop import AfterStep, train
 from trainer.task.other_tasks import roll_call, wait_until_reached
 from trainer.task.pace import Pace
@@ -30,6 +32,7 @@ from trainer.task.runtime import TaskRuntime, collect_garbage_from_now_on
 from trainer.task.server import start_strategy
 from trainer.task.signals import StopRequest
 from trainer.task.spec import TaskSpec
+from trainer.task.stand_ins import LetGo, StandIns, can_stand_in, wait_for_place
 from trainer.task.unsupervised import save_before_hosts_leave
 from trainer.workload.build import parameters_of
 from trainer.workload.workload import open_workload
@@ -48,6 +51,8 @@ def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
         stopped = _train(assembly, runtime, _join_all_reduce(spec, runtime.status))
         _wait_for_the_ring(spec.plan, runtime.status)
         return stopped
+    if can_stand_in(spec.plan) and spec.task.is_chief:
+        decide_places(spec, runtime)
     hosts = hosting.start(assembly, runtime)
     try:
         stopped = _train(assembly, runtime)
@@ -105,9 +110,16 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
             wait_until_reached(spec, runtime)
     runtime.keep_open += [engine, evaluator]
     engine.connect(runtime.target, spec.session_config(plan.hosts))
-    pace = Pace()
+    pace, stand_ins = Pace(), None
+    if can_stand_in(plan):
+        stand_ins = StandIns(assembly, runtime, workload)
+        if task.is_chief:
+            status.computes_for = [task.name]
+        elif not wait_for_place(spec.chief, status, plan.steps):
+            runtime.needs_hosts = False
+            return False
     if not task.is_chief:
-        is_stopped = _step_to_the_end(spec, runtime, engine, pace, engine.start())
+        is_stopped = _step_to_the_end(spec, runtime, engine, pace, engine.start(), stand_ins=stand_ins)
         return is_stopped and not _has_ended_early(spec.chief, runtime.stop)
     if spec.is_unsupervised:
         save_before_hosts_leave(spec, runtime)
@@ -115,7 +127,8 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
         evaluator.connect(runtime.target, spec.session_config(plan.hosts if plan.sends_rows else []))
     start = initial_state.start(spec, runtime, engine, workload.model)
     chief = assemble(spec, runtime, engine, workload.objective, assembly.tables, evaluator, start)
-    stopped = _step_to_the_end(spec, runtime, engine, pace, start.step, chief) and status.ended_early is None
+    stopped = _step_to_the_end(spec, runtime, engine, pace, start.step, chief, stand_ins=stand_ins)
+    stopped = stopped and status.ended_early is None
     runtime.needs_hosts = False
     return finish(chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
 
@@ -141,7 +154,14 @@ def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
 
 
 def _step_to_the_end(
-    spec: TaskSpec, runtime: TaskRuntime, engine: Engine, pace: Pace, start: int, chief: Chief | None = None
+    spec: TaskSpec,
+    runtime: TaskRuntime,
+    engine: Engine,
+    pace: Pace,
+    start: int,
+    chief: Chief | None = None,
+    *,
+    stand_ins: StandIns | None,
 ) -> bool:
     """Takes steps from global step `start` on; returns whether the run was stopped before its last step."""
     config, plan, status, stop = spec.config, spec.plan, runtime.status, runtime.stop
@@ -157,6 +177,9 @@ def _step_to_the_end(
     engine.is_tracing = config.device.log_placement
     if chief and not engine.is_tracing:
         chief.report.events.graph(engine.graph)
+    between = [stand_ins.give_up_place] if stand_ins and not chief else []
+    if stand_ins:
+        stand_ins.watch()
     try:
         _, stopped = train(
             engine,
@@ -165,10 +188,15 @@ def _step_to_the_end(
             stop_requested=lambda: stop.stops_all or status.ended_early is not None,
             reductions=lambda: chief.judge.reductions if chief else 0,
             gradients_every=config.history.histogram_every if chief else 0,
-            between=chief.between if chief else [],
+            between=chief.between if chief else between,
             after=[*_make_actions(spec, runtime, engine, pace, start, chief), *(chief.after if chief else [])],
             on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=spec.rollbacks),
         )
+    except LetGo:
+        assert stand_ins
+        stand_ins.finish()
+        _log.info("another worker computes for this one; exiting")
+        leave(exit_codes.TERMINATED)
     except RollbackError as error:
         if chief:
             chief.saver.roll_back(error.step)
@@ -179,8 +207,12 @@ def _step_to_the_end(
         runtime.needs_hosts = False
         if not plan.effective_strategy.waits_for_all:  # else every worker stops at the same step
             engine.step(stop=True)
+        if stand_ins:
+            stand_ins.finish(LAST_GOODBYE_SECS)
         engine.leave()
         raise
+    if stand_ins:
+        stand_ins.finish()
     if chief is None:
         runtime.needs_hosts = False
         engine.leave()

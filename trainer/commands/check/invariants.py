@@ -47,9 +47,8 @@ def check_pushes(
     """
     if not reloads:
         return ["no reload is recorded, so updates that were undone cannot be recognised"]
-    found: set[Gradient] = set()
-    for entries in workers:
-        found |= _pushes(entries) | _lost_pushes(entries, reloads)
+    own = [entry for entries in workers for entry in entries if isinstance(entry, Join | Push)]
+    found = _pushes(own) | _lost_pushes(own, reloads)
     recorded = {generation for generation, *_ in found}
     lacking: dict[tuple[int, int], set[int]] = {}
     for step in range(min(reloads.values()) + 1, end + 1):
@@ -65,7 +64,7 @@ def check_pushes(
     ]
 
 
-def _pushes(entries: Iterable[Entry]) -> set[Gradient]:
+def _pushes(entries: Iterable[Join | Push]) -> set[Gradient]:
     return {
         (entry.generation, entry.step, replica)
         for entry in entries
@@ -74,19 +73,16 @@ def _pushes(entries: Iterable[Entry]) -> set[Gradient]:
     }
 
 
-def _lost_pushes(entries: Sequence[Entry], reloads: Reloads) -> set[Gradient]:
+def _lost_pushes(entries: Sequence[Join | Push], reloads: Reloads) -> set[Gradient]:
     """Returns what workers pushed just before they died and could not record, although the update was made.
 
-    Under sync, nothing else explains that the next attempt joins one step later: no step completes without the worker.
+    Under sync, nothing else explains that a successor, or another worker that stands in, joins one step later: no step
+    completes without the worker.
     """
-    own = [entry for entry in entries if isinstance(entry, Join | Push)]
-    lost: set[Gradient] = set()
-    for before, entry in itertools.pairwise(own):
-        due = before.step + isinstance(before, Push)  # the step that its next gradient was to be of
-        generation = standing(reloads, due + 1)
-        if isinstance(entry, Join) and entry.step == due + 1 and generation is not None:
-            lost |= {(generation, due, replica) for replica in entry.replicas}
-    return lost
+    due = {(entry.step + isinstance(entry, Push), replica) for entry in entries for replica in entry.replicas}
+    joined = {(entry.step, replica) for entry in entries if isinstance(entry, Join) for replica in entry.replicas}
+    lost = {(step, replica) for step, replica in due if (step + 1, replica) in joined}
+    return {(generation, step, replica) for step, replica in lost if (generation := standing(reloads, step + 1))}
 
 
 def check_host(name: str, entries: Iterable[Entry], reloads: Reloads) -> list[str]:

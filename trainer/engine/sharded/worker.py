@@ -58,6 +58,10 @@ class ShardedEngine(SessionEngine):
         if self._built.prefetch:
             self._prefetch = Prefetch.of(self._built.prefetch, self.session)
 
+    def prepare(self) -> None:
+        """Makes what the first step of a stand-in needs, so that it takes less time."""
+        self._rejoin.prepare(self.session)
+
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
         feeds: dict[Any, Any] = {}
         for shard, fed in zip(self._spec.shards, self._load.feeds, strict=True):
