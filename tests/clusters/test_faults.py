@@ -68,6 +68,16 @@ def events(run: Run, task: str) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
+def page(run: Run, task: str) -> dict:
+    """What a task's page said last."""
+    return json.loads((run.directory / "status.json").read_text())["tasks"][task]
+
+
+def joins(run: Run, task: str) -> list[list[int]]:
+    """The replicas of each place that a task has taken."""
+    return [event["replicas"] for event in events(run, task) if event["event"] == "join"]
+
+
 def reloads(run: Run) -> dict[int, int]:
     """The step of each load of the shards, by its generation."""
     return {event["generation"]: event["step"] for event in events(run, "worker:0") if event["event"] == "reload"}
@@ -91,6 +101,23 @@ def test_workers_that_are_killed_or_frozen_come_back_and_not_a_step_is_lost(star
     loaded = [event["generation"] for event in events(run, "ps:0") if event["event"] == "load"]
     assert loaded == [1]
     assert run.summary()["restarts_of"] == {"worker:0": 1, "worker:1": 1, "worker:2": 1}
+
+
+def test_others_train_on_while_a_worker_is_away(start, unbroken):
+    endless = ["train.steps=100000", "checkpoint.every=0", "restart.stand_in_secs=0", "restart.delay_secs=4"]
+    run = start(*EXACT, *endless, "cluster=2ps3w")
+    run.wait_for_step(1)
+    wait_until(lambda: page(run, "worker:1")["can_stand_in_for"] == ["worker:2"], progress=run.progress)
+    signal_tasks(run, signal.SIGKILL, "worker:2")
+    wait_for_restart(run)
+    run.wait_for_step(run.history()[-1]["step"] + FAULT_AT)
+    assert [event["task"] for event in events(run, "launcher") if event["event"] == "start"].count("worker:2") == 1
+    wait_until(lambda: len(joins(run, "worker:2")) == 2, progress=run.progress)
+    run.wait_for_step(run.history()[-1]["step"] + FAULT_AT)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, run.output
+    assert (joins(run, "worker:1"), joins(run, "worker:2")) == ([[1], [2]], [[2], [2]])
+    assert_same(run, unbroken("cluster=local", "train.replicas=3", f"train.steps={run.summary()['steps']}"))
 
 
 @pytest.mark.long

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from runs import Run, free_ports, wait_until
 
+from trainer.observe.peers import read_status
+
 pytestmark = pytest.mark.cluster
 
 STEPS, FAULT_AT = 60, 25
@@ -158,6 +160,26 @@ def test_a_worker_that_is_evicted_leaves_alone_and_a_ps_after_a_save(start, unbr
     assert [line["step"] for line in history] == list(range(1, len(history) + 1))
     assert [line["loss"] for line in history[:STEPS]] == result(unbroken)[1]
     assert (pods.chief.directory / f"checkpoints/{len(history):09d}/manifest.json").exists()
+
+
+@pytest.mark.long
+def test_nobody_waits_for_a_worker_that_is_evicted_when_another_can_stand_in(start, tmp_path):
+    pods = Pods(start, *LONG, "restart.stand_in_secs=0")
+    pods.chief.wait_for_step(FAULT_AT)
+    chief = next(task["control"] for task in pods.chief.plan()["tasks"] if task["job"] == "worker")
+    wait_until(lambda: read_status(chief, timeout_secs=5).can_stand_in_for == ["worker:1"], explain=pods.explain)
+    pods.signal(signal.SIGTERM, "worker:1")
+    assert pods.current["worker:1"].wait() == 143
+    pods.chief.wait_for_step(len(pods.chief.history()) + 20)
+    pods.current["worker:1"] = pods.start("worker:1")
+    wait_until(lambda: read_status(chief, timeout_secs=5).places == {"worker:1": "worker:1"}, explain=pods.explain)
+    pods.chief.wait_for_step(len(pods.chief.history()) + 20)
+    pods.signal(signal.SIGTERM, *TASKS)
+    assert pods.wait_for_ends() == dict.fromkeys(TASKS, 143)
+    summary = pods.chief.summary()
+    whole = start(*EXACT, f"train.steps={summary['steps']}", "cluster=1ps2w", f"run={tmp_path / 'unbroken'}")
+    assert whole.wait() == 0, whole.output
+    assert result(pods.chief) == result(whole)
 
 
 @pytest.mark.long

@@ -470,6 +470,9 @@ class RestartConfig:
     max_of: dict[str, int] = by_task()  # the same by job (`ps`) or task (`worker:1`)
     window_secs: float = field(default=3600.0, metadata=limits(above=0))  # older restarts do not count
     delay_secs: float = field(default=1.0, metadata=limits(at_least=0))  # before the first; doubles each time
+    stand_in_secs: float | None = field(
+        default=30.0, metadata=limits(at_least=0)
+    )  # seconds of training after which workers prepare to compute for one that is away; null: never
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class Supervisor:
         self._was_asked = False  # they were
         self._is_killing = False
         self._stall_said_at = -math.inf
+        self._stand_ins: dict[str, str] = {}  # by worker that is away, who computes for it
 
     def run(self) -> RunOutcome:
         """Supervises the run until no task is left."""
@@ -193,6 +194,7 @@ class Supervisor:
             ]
         )
         self._say_stalls(pages)
+        self._say_stand_ins(pages)
         for sentence in self._slow.poll(pages, time.monotonic()):
             self._say(sentence)
         self.waits.poll({name: page for name, page in pages.items() if current[name].is_alive}, now)
@@ -211,6 +213,15 @@ class Supervisor:
             heard = {name: (page.step, now - self.attempts.current[name].heard_at) for name, page in pages.items()}
             workers = [task.name for task in self._plan.workers]
             self._say(describe_stall(page.step, page.stalled_secs, workers, page.missing, heard))
+
+    def _say_stand_ins(self, pages: Mapping[str, TaskPage]) -> None:
+        before = self._stand_ins
+        self._stand_ins = {of: name for name, page in pages.items() for of in page.computes_for if of != name}
+        for worker in self._stand_ins.keys() - before.keys():
+            self._say(f"{self._stand_ins[worker]} computes for {worker} until it is back")
+        for worker in before.keys() - self._stand_ins.keys():
+            if worker in pages and worker in pages[worker].computes_for:
+                self._say(f"{worker} is back")
 
     def _view(self) -> RunView:
         alive = self.attempts.alive()

@@ -99,7 +99,7 @@ class TaskPage:
     waits_for_place: bool = False  # it could train, but another may compute for this worker
     computes_for: list[str] = field(default_factory=list)  # workers, itself too, whose replicas this one computes now
     can_stand_in_for: list[str] = field(default_factory=list)  # workers that it has an engine for
-    places: dict[str, str] = field(default_factory=dict)  # by worker, who computes for it; the chief decides
+    places: dict[str, str] | None = None  # by worker, who computes for it, once the chief has decided
     generation: int = 0  # of the state it works on; 0: none yet
     step: int = 0  # global step
     steps: int = 0  # that this process has made

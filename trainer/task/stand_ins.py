@@ -11,6 +11,7 @@ import time
 
 import tensorflow as tf
 
+from trainer.config.schema import RunConfig
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.step_result import StepResult
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
@@ -27,7 +28,6 @@ from trainer.task.loop import train
 from trainer.task.runtime import TaskRuntime
 from trainer.workload.workload import Workload
 
-PREPARE_AFTER_SECS = 30.0  # of training: shorter runs do without
 READ_SECS = 2.0
 
 _log = logging.getLogger(__name__)
@@ -37,13 +37,15 @@ class LetGo(Exception):
     """The chief has given this task's place, or one that it stood in for, to another."""
 
 
-def can_stand_in(plan: Plan) -> bool:
-    """Whether workers of a run can compute for each other.
+def can_stand_in(config: RunConfig, plan: Plan) -> bool:
+    """Whether workers of a run compute for each other.
 
     They must wait for each other, hold no part of the state, and have devices of the same kind with as many threads. A
     GPU may have no memory for a second engine; data that is read in order has one reader.
     """
     strategy, workers = plan.effective_strategy, plan.workers
+    if config.restart.stand_in_secs is None:
+        return False
     if not (strategy.waits_for_all and plan.has_shard_hosts) or plan.is_stream or len(workers) < 2:
         return False
     are_alike = len({(task.intra_op_threads, task.inter_op_threads) for task in workers}) == 1
@@ -57,7 +59,7 @@ def wait_for_place(chief: Task, status: TaskPage, steps: int) -> bool:
     status.waits_for_place = True
     while True:
         page = try_status(chief.control, READ_SECS)
-        if page is not None and page.places.get(status.name) == status.name:
+        if page is not None and page.places and page.places.get(status.name) == status.name:
             status.computes_for, status.waits_for_place = [status.name], False
             return True
         if page is not None and (page.step >= steps or page.ended_early is not None):
@@ -73,7 +75,7 @@ class StandIns:
         self._assembly, self._spec, self._runtime, self._workload = assembly, assembly.spec, runtime, workload
         self._engines: dict[str, ShardedEngine] = {}  # by worker that this task can stand in for
         self._threads: dict[str, threading.Thread] = {}  # by worker that it stands in for
-        self._places: dict[str, str] = {}  # as the chief's page had them last
+        self._places: dict[str, str] | None = None  # as the chief's page had them last
         self._is_over = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -85,7 +87,7 @@ class StandIns:
     def give_up_place(self, _step: int) -> None:
         """Raises LetGo between two steps if this worker's own place is no longer its own."""
         status = self._runtime.status
-        if self._places and self._places.get(status.name) != status.name:
+        if self._places is not None and self._places.get(status.name) != status.name:
             status.computes_for = [worker for worker in status.computes_for if worker != status.name]
             raise LetGo
 
@@ -96,13 +98,13 @@ class StandIns:
             thread.join(timeout_secs)
 
     def _watch(self) -> None:
-        if self._is_over.wait(PREPARE_AFTER_SECS):
+        if self._is_over.wait(self._spec.config.restart.stand_in_secs):
             return
         workers, me = self._spec.plan.workers, self._spec.task.index
         if me + 1 < len(workers):
             self._prepare(workers[me + 1])
         while not self._is_over.wait(POLL_SECS):
-            if (page := self._chiefs_page()) is None or not page.places:
+            if (page := self._chiefs_page()) is None or page.places is None:
                 continue
             self._places = page.places
             for worker, engine in self._engines.items():
@@ -140,7 +142,7 @@ class StandIns:
         status.computes_for = [*status.computes_for, worker]
 
         def give_up(_step: int) -> None:
-            if self._places.get(worker) != status.name:
+            if self._places is not None and self._places.get(worker) != status.name:
                 raise LetGo
 
         def write_journal(result: StepResult) -> None:

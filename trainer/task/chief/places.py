@@ -85,6 +85,9 @@ class Places:
                 self._asked_at.pop(worker, None)
             elif worker not in self._asked_at:
                 self._asked_at[worker] = now
+            if worker not in self._processes:  # an earlier chief has given it away at the last moment
+                for name in [name for name, other in seen.items() if other.has(worker)]:
+                    self._give(worker, name, seen)
             holder = self.holders.get(worker)
             if holder is not None and self._must_give_up(worker, holder, seen, now):
                 del self.holders[worker]
