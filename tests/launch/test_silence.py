@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
@@ -22,10 +23,20 @@ from trainer.storage.run_directory import RunDirectory
 LIMIT_SECS, DATA_SECS = 5.0, 30.0
 
 
-def killed(path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, *options: str, **data_secs: Any) -> set[str]:
+def killed(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    *options: str,
+    stuck: Sequence[str] = ("worker:0", "worker:1"),
+    for_both: int | None = None,
+    **data_secs: Any,
+) -> set[str]:
     """The workers that are killed within 20 s of a step that no worker makes.
 
     Args:
+        stuck: workers that the step waits for.
+        for_both: the worker that computes for both.
         data_secs: of workers that wait for their data, for how long.
     """
     clock, sent = SimpleNamespace(now=100.0), set()
@@ -40,8 +51,9 @@ def killed(path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, *options:
         clock.now += 1.0
         for index, attempt in enumerate(attempts):
             waits = data_secs.get(f"w{index}", 0.0) and data_secs[f"w{index}"] + second
-            shown = page(f"worker:{index}", "training", stuck=["worker:0", "worker:1"], first_step_at=1.0)
-            attempt.page = replace(shown, data_secs=waits).as_of_now()
+            shown = page(f"worker:{index}", "training", stuck=list(stuck), first_step_at=1.0)
+            computes_for = ["worker:0", "worker:1"] if index == for_both else []
+            attempt.page = replace(shown, data_secs=waits, computes_for=computes_for).as_of_now()
             attempt.pid, attempt.heard_at, attempt.began_at = index, clock.now, 0.0
         watch.poll()
     return {f"w{pid}" for pid in sent}
@@ -62,3 +74,7 @@ def test_a_task_that_waits_for_its_data_is_killed_by_a_limit_of_its_own_alone(
     tmp_path, monkeypatch, strategy, options, data_secs, expected
 ):
     assert killed(tmp_path, monkeypatch, strategy, *options, **data_secs) == expected
+
+
+def test_the_task_that_computes_for_a_worker_is_killed_in_its_place(tmp_path, monkeypatch):
+    assert killed(tmp_path, monkeypatch, "sync", stuck=["worker:1"], for_both=0) == {"w0"}

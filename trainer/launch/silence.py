@@ -95,7 +95,9 @@ class SilenceWatch:
         pages = [attempt.page for attempt in alive.values() if attempt.page]
         self._had_no_data_at |= {name: now for name, one in alive.items() if one.state is TaskState.waiting_for_data}
         had_no_data = {name for name, at in self._had_no_data_at.items() if now - at < self._timeouts.step_secs}
-        names = {name for page in pages for name in page.stuck if name in alive and self._is_stuck(alive[name])}
+        computes = {of: name for name, one in alive.items() if one.page for of in one.page.computes_for}
+        names = {computes.get(name, name) for page in pages for name in page.stuck}
+        names = {name for name in names if name in alive and self._is_stuck(alive[name])}
         names = set() if had_no_data and self._plan.effective_strategy.has_ring else names - had_no_data
         names |= {name for name, one in alive.items() if self._waits_too_long_for_data(one)}
         if any(page.state.may_take_long for page in pages):

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -29,6 +30,7 @@ from trainer.task.runtime import TaskRuntime
 from trainer.workload.workload import Workload
 
 READ_SECS = 2.0
+ENDED_EVERY_SECS = 1.0  # between two questions to the hosts whether the run has ended
 
 _log = logging.getLogger(__name__)
 
@@ -54,16 +56,21 @@ def can_stand_in(config: RunConfig, plan: Plan) -> bool:
     return are_alike and on_cpus and not has_buckets and not any(task.name in plan.hosts for task in workers)
 
 
-def wait_for_place(chief: Task, status: TaskPage, steps: int) -> bool:
-    """Waits until nobody else computes for this worker; returns False if the run ends before."""
-    status.waits_for_place = True
+def wait_for_place(chief: Task, status: TaskPage, has_ended: Callable[[], bool]) -> None:
+    """Waits until nobody else computes for this worker.
+
+    Args:
+        has_ended: whether the run has made its last step: then nobody computes, and the chief may have left.
+    """
+    status.waits_for_place, asked_at = True, time.monotonic()
     while True:
         page = try_status(chief.control, READ_SECS)
-        if page is not None and page.places and page.places.get(status.name) == status.name:
+        is_mine = page is not None and page.places is not None and page.places.get(status.name) == status.name
+        if not is_mine and time.monotonic() - asked_at > ENDED_EVERY_SECS:
+            asked_at, is_mine = time.monotonic(), has_ended()
+        if is_mine:
             status.computes_for, status.waits_for_place = [status.name], False
-            return True
-        if page is not None and (page.step >= steps or page.ended_early is not None):
-            return False
+            return
         time.sleep(STARTING_POLL_SECS)
 
 
@@ -76,7 +83,7 @@ class StandIns:
         self._engines: dict[str, ShardedEngine] = {}  # by worker that this task can stand in for
         self._threads: dict[str, threading.Thread] = {}  # by worker that it stands in for
         self._places: dict[str, str] | None = None  # as the chief's page had them last
-        self._is_over = threading.Event()
+        self._is_over, self._lock = threading.Event(), threading.Lock()
         self._watcher: threading.Thread | None = None
 
     def watch(self) -> None:
@@ -88,13 +95,15 @@ class StandIns:
         """Raises LetGo between two steps if this worker's own place is no longer its own."""
         status = self._runtime.status
         if self._places is not None and self._places.get(status.name) != status.name:
-            status.computes_for = [worker for worker in status.computes_for if worker != status.name]
+            self._stop_computing_for(status.name)
             raise LetGo
 
     def finish(self, timeout_secs: float | None = None) -> None:
         """Waits until what this task computes for others is done, or for this long each."""
         self._is_over.set()
-        for thread in [*([self._watcher] if self._watcher else []), *self._threads.values()]:
+        if self._watcher:
+            self._watcher.join(timeout_secs)
+        for thread in self._threads.values():
             thread.join(timeout_secs)
 
     def _watch(self) -> None:
@@ -135,11 +144,17 @@ class StandIns:
         self._engines[worker.name] = engine
         self._runtime.status.can_stand_in_for = [worker.name]
 
+    def _stop_computing_for(self, worker: str) -> None:
+        status = self._runtime.status
+        with self._lock:
+            status.computes_for = [other for other in status.computes_for if other != worker]
+
     def _stand_in(self, worker: str, engine: ShardedEngine) -> None:
         """Computes for a worker until the run ends, or the chief's page no longer says so."""
         config, plan, status = self._spec.config, self._spec.plan, self._runtime.status
         replicas = plan.replica_numbers(plan.task_named(worker))
-        status.computes_for = [*status.computes_for, worker]
+        with self._lock:
+            status.computes_for = [*status.computes_for, worker]
 
         def give_up(_step: int) -> None:
             if self._places is not None and self._places.get(worker) != status.name:
@@ -163,7 +178,7 @@ class StandIns:
                 on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=self._spec.rollbacks),
             )
         except LetGo:
-            status.computes_for = [other for other in status.computes_for if other != worker]
+            self._stop_computing_for(worker)
             return
         except RollbackError:  # this task's own step meets it too
             return

@@ -3,9 +3,11 @@
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from trainer.engine.engine import Engine
+from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.step_result import StepResult
 from trainer.faults import exit_codes, failpoints
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
@@ -115,9 +117,9 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
         stand_ins = StandIns(assembly, runtime, workload)
         if task.is_chief:
             status.computes_for = [task.name]
-        elif not wait_for_place(spec.chief, status, plan.steps):
-            runtime.needs_hosts = False
-            return False
+        else:
+            assert isinstance(engine, ShardedEngine)
+            wait_for_place(spec.chief, status, partial(engine.has_ended, plan.steps))
     if not task.is_chief:
         is_stopped = _step_to_the_end(spec, runtime, engine, pace, engine.start(), stand_ins=stand_ins)
         return is_stopped and not _has_ended_early(spec.chief, runtime.stop)

@@ -72,6 +72,11 @@ class ShardedEngine(SessionEngine):
     def held(self) -> int:
         return _generation(self._rejoin.read_states(self.session))
 
+    def has_ended(self, steps: int) -> bool:
+        """Whether no step is left: every shard has made so many, or the first has seen all replicas stop."""
+        now = [state.now for state in self._rejoin.read_states(self.session)]
+        return now[0].is_last or all(one.step >= steps for one in now)
+
     def start(self) -> int:
         states = self._wait_until_loaded()
         self.generation = _generation(states)
