@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from trainer.config.schema import RunConfig
+from trainer.config.schema import RestartConfig
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.step_result import StepResult
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
@@ -39,14 +39,14 @@ class LetGo(Exception):
     """The chief has given this task's place, or one that it stood in for, to another."""
 
 
-def can_stand_in(config: RunConfig, plan: Plan) -> bool:
+def can_stand_in(restart: RestartConfig, plan: Plan) -> bool:
     """Whether workers of a run compute for each other.
 
     They must wait for each other, hold no part of the state, and have devices of the same kind with as many threads. A
     GPU may have no memory for a second engine; data that is read in order has one reader.
     """
     strategy, workers = plan.effective_strategy, plan.workers
-    if config.restart.stand_in_secs is None:
+    if restart.stand_in_secs is None:
         return False
     if not (strategy.waits_for_all and plan.has_shard_hosts) or plan.is_stream or len(workers) < 2:
         return False

@@ -53,8 +53,8 @@ def run(spec: TaskSpec, runtime: TaskRuntime) -> bool:
         stopped = _train(assembly, runtime, _join_all_reduce(spec, runtime.status))
         _wait_for_the_ring(spec.plan, runtime.status)
         return stopped
-    if can_stand_in(spec.config, spec.plan) and spec.task.is_chief:
-        decide_places(spec, runtime)
+    if can_stand_in(spec.config.restart, spec.plan) and spec.task.is_chief:
+        decide_places(spec.plan.workers, runtime.status, is_over=lambda: not runtime.needs_hosts)
     hosts = hosting.start(assembly, runtime)
     try:
         stopped = _train(assembly, runtime)
@@ -113,7 +113,7 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
     runtime.keep_open += [engine, evaluator]
     engine.connect(runtime.target, spec.session_config(plan.hosts))
     pace, stand_ins = Pace(), None
-    if can_stand_in(config, plan):
+    if can_stand_in(config.restart, plan):
         stand_ins = StandIns(assembly, runtime, workload)
         if task.is_chief:
             status.computes_for = [task.name]

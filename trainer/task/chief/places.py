@@ -8,15 +8,13 @@ gives it up between two steps when the chief's page no longer says that it is th
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from trainer.observe.peers import read_status
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.plan import Task
-from trainer.task.runtime import TaskRuntime
-from trainer.task.spec import TaskSpec
 
 POLL_SECS = 0.25
 STARTING_POLL_SECS = 0.05  # until every worker has its place
@@ -136,29 +134,34 @@ def _is_new(one: Seen) -> bool:
     return one.page is not None and one.page.state in AWAY and not one.page.waits_for_place
 
 
-def decide_places(spec: TaskSpec, runtime: TaskRuntime) -> None:
-    """Starts the thread that decides who computes for each worker, and says so on the chief's page."""
-    threading.Thread(target=_decide, args=[spec, runtime], name="places", daemon=True).start()
+def decide_places(workers: Sequence[Task], status: TaskPage, is_over: Callable[[], bool]) -> None:
+    """Starts the thread that decides who computes for each worker, and says so on the chief's page.
 
+    Args:
+        workers: the first is the chief.
+        status: the chief's page.
+        is_over: whether the run needs no worker any more.
+    """
 
-def _decide(spec: TaskSpec, runtime: TaskRuntime) -> None:
-    places, status, others = Places(), runtime.status, [task for task in spec.plan.workers if task != spec.task]
-    threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="places")
+    def decide() -> None:
+        chief, *others = workers
+        threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="places")
+        places = Places()
 
-    def look() -> dict[str, Seen]:
-        pages = threads.map(_look, others)
-        return {spec.task.name: Seen(status.as_of_now())} | dict(
-            zip((task.name for task in others), pages, strict=True)
-        )
+        def look() -> dict[str, Seen]:
+            pages = [Seen(status.as_of_now()), *threads.map(_look, others)]
+            return {task.name: one for task, one in zip([chief, *others], pages, strict=True)}
 
-    while not places.adopt(look()):
-        time.sleep(STARTING_POLL_SECS)
-    while runtime.needs_hosts:
-        if not status.is_stopping:  # else all stop, and nobody stands in
-            for sentence in places.update(look(), time.monotonic()):
-                _log.info("%s", sentence)
-            status.places = dict(places.holders)
-        time.sleep(POLL_SECS if len(places.holders) == len(others) else STARTING_POLL_SECS)
+        while not places.adopt(look()):
+            time.sleep(STARTING_POLL_SECS)
+        while not is_over():
+            if not status.is_stopping:  # else all stop, and nobody stands in
+                for sentence in places.update(look(), time.monotonic()):
+                    _log.info("%s", sentence)
+                status.places = dict(places.holders)
+            time.sleep(POLL_SECS if len(places.holders) == len(others) else STARTING_POLL_SECS)
+
+    threading.Thread(target=decide, name="places", daemon=True).start()
 
 
 def _look(task: Task) -> Seen:
