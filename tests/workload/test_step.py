@@ -598,3 +598,31 @@ def test_a_small_gradient_vanishes_in_float16_without_a_scale_and_survives_with_
     )
     assert vanished.gradients["line/kernel"].tolist() == [[0.0]] * 4
     np.testing.assert_allclose(survived.gradients["line/kernel"], np.full((4, 1), -2e-9), rtol=0.002)
+
+
+class Drawing(keras.layers.Layer):
+    """Adds numbers that its code draws while it is traced."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + np.random.normal(size=4).astype("float32") + GENERATOR.normal(size=4).astype("float32")
+
+
+GENERATOR = np.random.default_rng()
+
+
+def test_numbers_that_a_models_code_draws_are_the_same_in_each_trace():
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3)(Drawing()(inputs)))
+    values, seed = replica.initial_values(model), tf.constant(SEED)
+
+    def loss(trace_seed: int) -> float:
+        step = replica.make_step(objective_of(model, CROSSENTROPY, labels=()), trace_seed=trace_seed)
+        return float(tf.function(step, autograph=False)(values, {}, seed, BATCH).loss)
+
+    np.random.seed(1)
+    first = loss(7)
+    np.random.seed(2)
+    state = GENERATOR.bit_generator.state
+    assert (loss(7), GENERATOR.bit_generator.state) == (first, state)
+    assert loss(8) != first

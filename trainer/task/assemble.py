@@ -200,6 +200,7 @@ def _make_replicas(spec: TaskSpec, workload: Workload, tables: Tables, worker: T
         layers={path: _full(plan, task, device) for path, device in plan.layers.items()},
         scopes=scopes,
         jit=config.train.jit,
+        trace_seed=config.seed,
     )
 
     def make(index: int, device: str) -> Replica:

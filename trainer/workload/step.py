@@ -16,6 +16,7 @@ from trainer.plan.layout import Parameter
 from trainer.workload import lookups
 from trainer.workload.batch_norm import fused
 from trainer.workload.counts import LEAST, Counting
+from trainer.workload.data.draws import drawn_from, generators_of
 from trainer.workload.data.examples import Batch, Nest
 from trainer.workload.keras_internals import CallContext, global_state
 from trainer.workload.layer_devices import pinned
@@ -89,6 +90,7 @@ def make_step(
     layers: Mapping[str, str] | None = None,
     scopes: MutableMapping[str, str] | None = None,
     jit: bool = False,
+    trace_seed: int = 0,
 ) -> Callable[..., StepOutput]:
     """Makes step(parameters, state, seed, batch, loss_scale=None, rows=()) -> StepOutput.
 
@@ -100,6 +102,8 @@ def make_step(
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
         scopes: receives the layer path of each name scope when a step is traced.
         jit: whether XLA compiles the step; BatchNorm is then Keras's own (see batch_norm.py).
+        trace_seed: of what a model's code draws with numpy or `random`. These numbers are constants of the traced step,
+            and have to be the same in each trace, whatever its process has drawn before.
 
     The step takes parameters by path, state and frozen weights by path, a seed [2] of int64 that fixes every random
     draw (dropout), and a batch; the loss is the mean over the batch plus the model's own (regularizers). A loss scale
@@ -109,6 +113,7 @@ def make_step(
     model, paths = objective.model, Paths(objective.model)
     keep_written(fuses=not _has_bfloat16(model))
     trainable = [paths[v] for v in model.trainable_variables]
+    generators = generators_of(*model._flatten_layers(), objective)
 
     def count(given: PassInput) -> tf.Tensor:
         weights, counting = [given.parameters[path] for path in trainable], Counting()
@@ -158,7 +163,8 @@ def make_step(
         own = {  # without a loss scale
             path: state[path] for path in paths.named(model.non_trainable_variables) if path not in frozen
         }
-        output: PassOutput = run(PassInput(parameters, own, seed, batch, rows, loss_scale))
+        with drawn_from(trace_seed, own=generators):
+            output: PassOutput = run(PassInput(parameters, own, seed, batch, rows, loss_scale))
         checked = _check_finite([*output.gradients.values(), *output.rows], output.loss, loss_scale)
         weight = tf.maximum(output.counts[0], LEAST) if is_counted else 1.0
         output = output.times(weight) if is_counted else output
