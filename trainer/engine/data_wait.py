@@ -13,10 +13,12 @@ LONG_SECS = 1.0  # shorter steps count as not waiting
 class BatchCount:
     """Counts the batches that the steps of a graph have received."""
 
-    def __init__(self, device: str, name: str = "batches_taken") -> None:
-        """Adds the count to the default v1 graph, in memory of the device; graphs of a task share it by its name."""
+    def __init__(self, device: str, scope: str = "") -> None:
+        """Adds the count to the default v1 graph, in memory of the device; graphs of a task share it by scope."""
         with tf.device(device):
-            self._count = v1.get_variable(name, [], tf.int64, v1.zeros_initializer(), use_resource=True)
+            self._count = v1.get_variable(
+                f"{scope}batches_taken", [], tf.int64, v1.zeros_initializer(), use_resource=True
+            )
             self.read = self._count.read_value()
         self.initializer = self._count.initializer
 

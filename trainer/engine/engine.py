@@ -44,7 +44,7 @@ class Engine(Protocol):
         """
 
     def start(self) -> int:
-        """Takes this worker's seat and sets its input to the global step, which it returns.
+        """Takes this worker's place and sets its input to the global step, which it returns.
 
         Blocks until the chief has loaded a state.
         """

@@ -188,7 +188,7 @@ class ArrivalsHost(ShardHost):
         return self.log.contributions.assign(self.counts_feed, read_value=False)
 
     def _join(self, arrival: Arrival) -> None:
-        """Gives a worker's seat to a new process, which waits for one token."""
+        """Gives a worker's place to a new process, which waits for one token."""
         self._run_forget[arrival.worker]()
         if not self.owes(arrival.worker):
             self.give_token(arrival.worker)

@@ -1,10 +1,10 @@
-"""Takes the seat of a worker that died.
+"""Takes the place of a worker that died.
 
 Under sync a worker rejoins with one step that needs no tokens, at the lowest step of all shards: its gradient counts
 wherever that of its predecessor did not. The shard hosts know whether there was a predecessor: the first token stays
 there until a worker takes it.
 
-Under async and backup it asks the hosts for the seat: they discard the unannounced pushes of the predecessor, and its
+Under async and backup it asks the hosts for the place: they discard the unannounced pushes of the predecessor, and its
 tokens, and hand out one new token.
 """
 
@@ -92,7 +92,7 @@ class Rejoin:
 
 
 def build_join(links: Sequence[Link], strategy: Strategy, ticket: tf.Tensor) -> list[tf.Operation]:
-    """Asks the hosts of async or backup for a seat; they answer in the order in which pushes and requests arrive.
+    """Asks the hosts of async or backup for a place; they answer in the order in which pushes and requests arrive.
 
     Args:
         ticket: [] int32, different for each request.

@@ -54,8 +54,9 @@ class WorkerSpec:
     spans: Sequence[Sequence[Span]] | None = None  # by worker, of the sums that it pushes; otherwise it pushes means
 
     @property
-    def is_own(self) -> bool:
-        return self.task == f"worker:{self.worker}"
+    def scope(self) -> str:
+        """Returns the name scope of operations; that of the task's own share is empty."""
+        return "" if self.task == f"worker:{self.worker}" else f"for_worker{self.worker}"
 
     @property
     def here(self) -> str:
@@ -113,7 +114,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     has_log = not spec.strategy.waits_for_all
     clock = GraphClock(is_wanted=spec.profiles)
     # Resources of a task are known by the names of their operations, in all its graphs.
-    with tf.Graph().as_default() as graph, tf.name_scope("" if spec.is_own else f"for_worker{spec.worker}"):
+    with tf.Graph().as_default() as graph, tf.name_scope(spec.scope):
         options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
         options |= {"sends_rows": spec.tables.announce is not None, "spans": spec.spans}
         mine = [spec.worker]
@@ -121,7 +122,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
         with tf.device(spec.here):
             batches = [replica.batches() for replica in spec.replicas]
-            batch_count = BatchCount("/cpu:0", f"batches_taken{spec.worker}")
+            batch_count = BatchCount("/cpu:0", spec.scope)
             counted = batch_count.count([tensor for one in batches for tensor in one.batch.tensors])
             requests = Requests.placeholders()
             query = spec.tables.query()
