@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import tensorflow as tf
 
@@ -81,21 +82,26 @@ class StandIns:
         """Does nothing until `watch`."""
         self._assembly, self._spec, self._runtime, self._workload = assembly, assembly.spec, runtime, workload
         self._engines: dict[str, ShardedEngine] = {}  # by worker that this task can stand in for
-        self._threads: dict[str, threading.Thread] = {}  # by worker that it stands in for
+        self._threads: dict[str, threading.Thread] = {}  # by worker that it stands in for, or did until the run ended
         self._places: dict[str, str] | None = None  # as the chief's page had them last
         self._is_over, self._lock = threading.Event(), threading.Lock()
         self._watcher: threading.Thread | None = None
 
     def watch(self) -> None:
-        """Prepares to stand in for the next worker once training has lasted, and follows the chief's page from then."""
-        self._watcher = threading.Thread(target=self._watch, name="stand-ins", daemon=True)
-        self._watcher.start()
+        """Prepares to stand in for the next worker once training has lasted, and follows the chief's page from then.
 
-    def give_up_place(self, _step: int) -> None:
-        """Raises LetGo between two steps if this worker's own place is no longer its own."""
+        Does nothing in a run whose workers cannot stand in for each other.
+        """
+        if can_stand_in(self._spec.config.restart, self._spec.plan):
+            self._watcher = threading.Thread(target=self._watch, name="stand-ins", daemon=True)
+            self._watcher.start()
+
+    def give_up(self, worker: str, _step: int) -> None:
+        """Raises LetGo between two steps if this task no longer has the place of a worker, or its own."""
         status = self._runtime.status
-        if self._places is not None and self._places.get(status.name) != status.name:
-            self._stop_computing_for(status.name)
+        if self._places is not None and self._places.get(worker) != status.name:
+            with self._lock:
+                status.computes_for = [other for other in status.computes_for if other != worker]
             raise LetGo
 
     def finish(self, timeout_secs: float | None = None) -> None:
@@ -103,7 +109,7 @@ class StandIns:
         self._is_over.set()
         if self._watcher:
             self._watcher.join(timeout_secs)
-        for thread in self._threads.values():
+        for thread in list(self._threads.values()):
             thread.join(timeout_secs)
 
     def _watch(self) -> None:
@@ -117,8 +123,7 @@ class StandIns:
                 continue
             self._places = page.places
             for worker, engine in self._engines.items():
-                thread = self._threads.get(worker)
-                if page.places.get(worker) == self._runtime.status.name and not (thread and thread.is_alive()):
+                if page.places.get(worker) == self._runtime.status.name and worker not in self._threads:
                     self._threads[worker] = threading.Thread(
                         target=self._stand_in, args=[worker, engine], name=f"for {worker}", daemon=True
                     )
@@ -144,21 +149,12 @@ class StandIns:
         self._engines[worker.name] = engine
         self._runtime.status.can_stand_in_for = [worker.name]
 
-    def _stop_computing_for(self, worker: str) -> None:
-        status = self._runtime.status
-        with self._lock:
-            status.computes_for = [other for other in status.computes_for if other != worker]
-
     def _stand_in(self, worker: str, engine: ShardedEngine) -> None:
         """Computes for a worker until the run ends, or the chief's page no longer says so."""
         config, plan, status = self._spec.config, self._spec.plan, self._runtime.status
         replicas = plan.replica_numbers(plan.task_named(worker))
         with self._lock:
             status.computes_for = [*status.computes_for, worker]
-
-        def give_up(_step: int) -> None:
-            if self._places is not None and self._places.get(worker) != status.name:
-                raise LetGo
 
         def write_journal(result: StepResult) -> None:
             if config.history.journal and result.step < plan.steps:
@@ -173,12 +169,12 @@ class StandIns:
                 start=start,
                 until=until,
                 stop_requested=lambda: False,
-                between=[give_up],
+                between=[partial(self.give_up, worker)],
                 after=[write_journal],
                 on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=self._spec.rollbacks),
             )
         except LetGo:
-            self._stop_computing_for(worker)
+            del self._threads[worker]  # so that it can stand in again
             return
         except RollbackError:  # this task's own step meets it too
             return

@@ -112,16 +112,14 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
             wait_until_reached(spec, runtime)
     runtime.keep_open += [engine, evaluator]
     engine.connect(runtime.target, spec.session_config(plan.hosts))
-    pace, stand_ins = Pace(), None
-    if can_stand_in(config.restart, plan):
-        stand_ins = StandIns(assembly, runtime, workload)
-        if task.is_chief:
-            status.computes_for = [task.name]
-        else:
-            assert isinstance(engine, ShardedEngine)
-            wait_for_place(spec.chief, status, partial(engine.has_ended, plan.steps))
+    pace, stand_ins = Pace(), StandIns(assembly, runtime, workload)
+    if task.is_chief:
+        status.computes_for = [task.name]
+    elif can_stand_in(config.restart, plan):
+        assert isinstance(engine, ShardedEngine)
+        wait_for_place(spec.chief, status, partial(engine.has_ended, plan.steps))
     if not task.is_chief:
-        is_stopped = _step_to_the_end(spec, runtime, engine, pace, engine.start(), stand_ins=stand_ins)
+        is_stopped = _step_to_the_end(spec, runtime, engine, pace, engine.start(), stand_ins)
         return is_stopped and not _has_ended_early(spec.chief, runtime.stop)
     if spec.is_unsupervised:
         save_before_hosts_leave(spec, runtime)
@@ -129,7 +127,7 @@ def _train(assembly: Assembly, runtime: TaskRuntime, strategy: Any = None) -> bo
         evaluator.connect(runtime.target, spec.session_config(plan.hosts if plan.sends_rows else []))
     start = initial_state.start(spec, runtime, engine, workload.model)
     chief = assemble(spec, runtime, engine, workload.objective, assembly.tables, evaluator, start)
-    stopped = _step_to_the_end(spec, runtime, engine, pace, start.step, chief, stand_ins=stand_ins)
+    stopped = _step_to_the_end(spec, runtime, engine, pace, start.step, stand_ins, chief)
     stopped = stopped and status.ended_early is None
     runtime.needs_hosts = False
     return finish(chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
@@ -161,9 +159,8 @@ def _step_to_the_end(
     engine: Engine,
     pace: Pace,
     start: int,
+    stand_ins: StandIns,
     chief: Chief | None = None,
-    *,
-    stand_ins: StandIns | None,
 ) -> bool:
     """Takes steps from global step `start` on; returns whether the run was stopped before its last step."""
     config, plan, status, stop = spec.config, spec.plan, runtime.status, runtime.stop
@@ -179,9 +176,7 @@ def _step_to_the_end(
     engine.is_tracing = config.device.log_placement
     if chief and not engine.is_tracing:
         chief.report.events.graph(engine.graph)
-    between = [stand_ins.give_up_place] if stand_ins and not chief else []
-    if stand_ins:
-        stand_ins.watch()
+    stand_ins.watch()
     try:
         _, stopped = train(
             engine,
@@ -190,12 +185,11 @@ def _step_to_the_end(
             stop_requested=lambda: stop.stops_all or status.ended_early is not None,
             reductions=lambda: chief.judge.reductions if chief else 0,
             gradients_every=config.history.histogram_every if chief else 0,
-            between=chief.between if chief else between,
+            between=chief.between if chief else [partial(stand_ins.give_up, spec.task.name)],
             after=[*_make_actions(spec, runtime, engine, pace, start, chief), *(chief.after if chief else [])],
             on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=spec.rollbacks),
         )
     except LetGo:
-        assert stand_ins
         stand_ins.finish()
         _log.info("another worker computes for this one; exiting")
         leave(exit_codes.TERMINATED)
@@ -209,12 +203,10 @@ def _step_to_the_end(
         runtime.needs_hosts = False
         if not plan.effective_strategy.waits_for_all:  # else every worker stops at the same step
             engine.step(stop=True)
-        if stand_ins:
-            stand_ins.finish(LAST_GOODBYE_SECS)
+        stand_ins.finish(LAST_GOODBYE_SECS)
         engine.leave()
         raise
-    if stand_ins:
-        stand_ins.finish()
+    stand_ins.finish()
     if chief is None:
         runtime.needs_hosts = False
         engine.leave()
