@@ -15,6 +15,7 @@ from objectives import objective_of
 from trainer.workload import step as replica
 from trainer.workload.build import build_model
 from trainer.workload.data import DataSet
+from trainer.workload.data.draws import generators_of
 from trainer.workload.data.examples import ArraySpec, Batch, Spec
 
 pytestmark = pytest.mark.slow
@@ -626,3 +627,8 @@ def test_numbers_that_a_models_code_draws_are_the_same_in_each_trace():
     state = GENERATOR.bit_generator.state
     assert (loss(7), GENERATOR.bit_generator.state) == (first, state)
     assert loss(8) != first
+
+
+def test_a_generator_of_the_users_is_found_behind_any_number_of_layers():
+    layers = [keras.layers.Conv2D(1, 1) for _ in range(200)]
+    assert generators_of(*layers, Drawing()) == [GENERATOR]

@@ -17,7 +17,8 @@ import numpy as np
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 EMPTY = CellType()  # of a closure whose variable has no value yet
 HEAP_TYPE = 1 << 9  # a flag of classes that Python code defines
-DEPTH, MOST = 5, 5000  # objects in a row, and in all, that are looked into
+DEPTH, MOST = 5, 5000  # objects in a row, and in all of one source, that are looked into
+LIBRARIES = ("keras", "tensorflow", "numpy")  # their code uses no generator of a user's
 _END = object()
 _lock = threading.RLock()  # training and evaluation data are read in different threads
 
@@ -59,10 +60,15 @@ def noticed_draws() -> Iterator[list[bool]]:
 def generators_of(*sources: Any) -> list[Any]:
     """Finds the generators that objects and functions use, up to DEPTH objects further in.
 
-    It searches attributes, classes and closures, and the names in the files of functions.
+    It searches attributes, classes and closures, and the names in the files of functions; not in the code of LIBRARIES.
     """
+    found = {id(one): one for source in sources for one in _generators_in(source)}
+    return list(found.values())
+
+
+def _generators_in(source: Any) -> list[Any]:
     seen: dict[int, Any] = {}
-    level = list(sources)
+    level = [source]
     for _ in range(DEPTH):
         new = {id(one): one for one in level if id(one) not in seen}
         new = dict(itertools.islice(new.items(), MOST - len(seen)))
@@ -76,11 +82,15 @@ def _held_by(one: Any) -> Iterator[Any]:
         yield from (inner for inner in vars(one).values() if isinstance(inner, GENERATORS))
         return
     yield from getattr(one, "__dict__", {}).values()
-    yield from (kind for kind in type(one).__mro__ if kind.__flags__ & HEAP_TYPE)
+    yield from (kind for kind in type(one).__mro__ if kind.__flags__ & HEAP_TYPE and not _is_of_library(kind))
     yield from (getattr(one, name, None) for name in ("__self__", "__func__", "func"))  # of methods and partials
-    if isinstance(one, FunctionType):
+    if isinstance(one, FunctionType) and not _is_of_library(one):
         yield from (cell.cell_contents for cell in one.__closure__ or () if cell != EMPTY)
         yield from (one.__globals__[name] for name in _names_in(one.__code__) if name in one.__globals__)
+
+
+def _is_of_library(one: Any) -> bool:
+    return str(one.__module__).partition(".")[0] in LIBRARIES
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
